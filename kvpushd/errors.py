@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, as a tree.
+
+    KvpushError
+    ├── Unreachable           the daemon or a peer does not answer
+    ├── Refused               understood, and will not be done; says why
+    │   ├── Invalid           the message itself is wrong
+    │   ├── Forbidden         the caller may not do this
+    │   ├── LayoutMismatch    the two pools can't be mapped onto each other
+    │   ├── FingerprintMismatch  the two engines' KV does not mean the same
+    │   ├── StaleIncarnation  from before a restart
+    │   ├── BadMemory         a descriptor can't be accepted
+    │   └── OverLimit         admission
+    ├── TransportFailed       the data plane reported an error
+    └── ConfigError           the configuration is wrong
+
+Each class names its reason on the wire; rpc/status.py maps reasons to gRPC status codes.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from kvpushd.core.fault import Fault, Reason
+
+
+class KvpushError(Exception):
+    """Root of all errors that kvpushd raises on purpose."""
+
+    reason: ClassVar[Reason] = Reason.UNSPECIFIED
+
+    def fault(self) -> Fault:
+        """The error as a value."""
+        return Fault(self.reason, str(self))
+
+
+class Unreachable(KvpushError):
+    """The daemon or a peer does not answer."""
+
+    reason = Reason.PEER_UNREACHABLE
+
+
+class Refused(KvpushError):
+    """Understood, and will not be done."""
+
+
+class Invalid(Refused):
+    """The message itself is wrong; says what was expected."""
+
+    reason = Reason.INVALID
+
+
+class Forbidden(Refused):
+    """The caller may not do this."""
+
+    reason = Reason.FORBIDDEN
+
+
+class LayoutMismatch(Refused):
+    """The two pools can't be mapped onto each other; names the field and both values."""
+
+    reason = Reason.LAYOUT_MISMATCH
+
+
+class FingerprintMismatch(Refused):
+    """The two engines' KV does not mean the same; names the field and both values."""
+
+    reason = Reason.FINGERPRINT_MISMATCH
+
+
+class StaleIncarnation(Refused):
+    """From before a restart."""
+
+    reason = Reason.STALE_INCARNATION
+
+
+class BadMemory(Refused):
+    """A descriptor can't be accepted: unsealed, short, read-only, foreign."""
+
+    reason = Reason.BAD_MEMORY
+
+
+class OverLimit(Refused):
+    """Admission: too many, or too much."""
+
+    reason = Reason.OVER_LIMIT
+
+
+class TransportFailed(KvpushError):
+    """The data plane reported an error."""
+
+    reason = Reason.TRANSPORT_FAILED
+
+
+class ConfigError(KvpushError):
+    """The configuration is wrong; says which field, what it was, what is allowed."""
+
+    reason = Reason.INVALID
