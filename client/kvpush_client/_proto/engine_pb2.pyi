@@ -181,7 +181,9 @@ global___Hello = Hello
 
 @typing.final
 class Welcome(google.protobuf.message.Message):
-    """Welcome accepts a session."""
+    """Welcome accepts a session. An engine that comes back under the same launch is welcomed only once all
+    that its former sessions left is fenced: to the client, Welcome is proof of that.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -786,7 +788,9 @@ global___Draining = Draining
 
 @typing.final
 class PoolOffer(google.protobuf.message.Message):
-    """PoolOffer is the one datagram that a worker sends on fd.sock, with one descriptor attached."""
+    """PoolOffer is the one datagram that a session sends on fd.sock. A worker attaches its pool's descriptor;
+    a scheduler attaches none and asks only for the lifeline.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -795,7 +799,7 @@ class PoolOffer(google.protobuf.message.Message):
     token: builtins.bytes
     """From Welcome."""
     pool_bytes: builtins.int
-    """Size of the pool in bytes."""
+    """Size of the pool in bytes; 0 = no pool."""
     def __init__(
         self,
         *,
@@ -808,8 +812,9 @@ global___PoolOffer = PoolOffer
 
 @typing.final
 class PoolAnswer(google.protobuf.message.Message):
-    """PoolAnswer is the one datagram that fd.sock answers with. On success a descriptor is attached: the read
-    end of a pipe that reaches end-of-file when no process maps the pool for the daemon any more.
+    """PoolAnswer is the one datagram that fd.sock answers with. On success a descriptor is attached: the
+    lifeline, the read end of a pipe whose write end only the daemon and its movers hold. Its end-of-file
+    proves that all of them are dead, so that nothing of theirs reads or writes the pool any more.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -817,7 +822,7 @@ class PoolAnswer(google.protobuf.message.Message):
     POOL_ID_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
     pool_id: builtins.bytes
-    """Names the pool; empty on refusal."""
+    """Names the pool; empty where none was offered, or on refusal."""
     @property
     def fault(self) -> kvpush_client._proto.types_pb2.Fault:
         """Why not."""

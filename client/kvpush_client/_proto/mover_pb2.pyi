@@ -54,7 +54,7 @@ global___Attention = Attention
 
 @typing.final
 class MoverCommand(google.protobuf.message.Message):
-    """MoverCommand is one datagram to a mover. MapPool has two descriptors attached."""
+    """MoverCommand is one datagram to a mover. MapPool has a descriptor attached."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -188,7 +188,7 @@ global___MoverReport = MoverReport
 
 @typing.final
 class MapPool(google.protobuf.message.Message):
-    """MapPool: attached are the pool's descriptor and the write end of the pipe that the engine watches."""
+    """MapPool: attached is the pool's descriptor."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
