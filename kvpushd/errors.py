@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from kvpushd.core.fault import Fault, Reason
+from kvpush_client.events import Fault, Reason
 
 
 class KvpushError(Exception):

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What an engine imports to talk to the kvpushd of its node. No nixl, no uvloop."""

@@ -2,80 +2,18 @@
 """How a pool is cut, and which blocks hold which positions.
 
 A layout gives, for one rank, the address of every (layer, block, head, token) of its pool. Two ranks'
-layouts and block lists are all that `plan` needs to say which bytes go where.
+layouts and block lists are all that `plan` needs to say which bytes go where. The layout's own types are
+the client's: an engine describes its pool in them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import numpy as np
+from kvpush_client.layout import Group, GroupKind, Layer, Layout, Plane
 from numpy.typing import NDArray
-
-
-class GroupKind(Enum):
-    """How the blocks of an attention group relate to positions."""
-
-    FULL = "full"
-    SLIDING_WINDOW = "sliding_window"
-    STATE = "state"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """An attention group: layers that share a block list."""
-
-    block_size: int
-    kind: GroupKind = GroupKind.FULL
-
-
-@dataclass(frozen=True, slots=True)
-class Plane:
-    """One strided array of cells: K, V, or both together. All in bytes.
-
-    The cell of (block b, local head h, token t) begins at
-    `offset + b * block_stride + h * head_stride + t * token_stride` and is `cell_bytes` long.
-    """
-
-    offset: int
-    block_stride: int
-    head_stride: int
-    token_stride: int
-    cell_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One attention layer of a rank. Two sides' layers are matched by `name`.
-
-    Where `opaque`, only the backend knows how the inside of a (block, head) is packed: the unit of
-    `block_size * cell_bytes` bytes at (block, head) moves as a whole, or not at all.
-    """
-
-    name: str
-    group: int
-    first_head: int
-    heads: int
-    total_heads: int
-    planes: tuple[Plane, ...]
-    opaque: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """One rank's pool: `blocks` blocks (ids 0 to blocks - 1) cut into `layers`, in forward order.
-
-    Of `replicas` ranks that hold the same heads of the same layers this one is number `replica`.
-    """
-
-    pool_bytes: int
-    blocks: int
-    groups: tuple[Group, ...]
-    layers: tuple[Layer, ...]
-    replica: int = 0
-    replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +39,5 @@ class Window:
 
 
 BlockLists = Sequence[Blocks]
+
+__all__ = ["BlockLists", "Blocks", "Group", "GroupKind", "Layer", "Layout", "Plane", "Window"]
