@@ -8,10 +8,13 @@
     │   ├── Forbidden         the caller may not do this
     │   ├── LayoutMismatch    the two pools can't be mapped onto each other
     │   ├── FingerprintMismatch  the two engines' KV does not mean the same
+    │   ├── Duplicate         the name, or the key, is taken
     │   ├── StaleIncarnation  from before a restart
+    │   ├── Unsupported       protocol versions do not fit
     │   ├── BadMemory         a descriptor can't be accepted
     │   └── OverLimit         admission
     ├── TransportFailed       the data plane reported an error
+    ├── MoverDied             the process that maps the memory ended
     └── ConfigError           the configuration is wrong
 
 Each class names its reason on the wire; rpc/status.py maps reasons to gRPC status codes.
@@ -68,10 +71,22 @@ class FingerprintMismatch(Refused):
     reason = Reason.FINGERPRINT_MISMATCH
 
 
+class Duplicate(Refused):
+    """The name, or the key, is taken; names both."""
+
+    reason = Reason.DUPLICATE
+
+
 class StaleIncarnation(Refused):
     """From before a restart."""
 
     reason = Reason.STALE_INCARNATION
+
+
+class Unsupported(Refused):
+    """Protocol versions do not fit."""
+
+    reason = Reason.UNSUPPORTED
 
 
 class BadMemory(Refused):
@@ -90,6 +105,12 @@ class TransportFailed(KvpushError):
     """The data plane reported an error."""
 
     reason = Reason.TRANSPORT_FAILED
+
+
+class MoverDied(KvpushError):
+    """The process that maps the memory ended: nothing of it reads or writes a pool any more."""
+
+    reason = Reason.MOVER_DIED
 
 
 class ConfigError(KvpushError):

@@ -29,7 +29,8 @@ def generate(out: Path) -> None:
     """Writes the modules and their stubs into `out`."""
     os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # protoc looks for its plugins
     files = sorted(str(f) for f in (ROOT / "protos").rglob("*.proto"))
-    flags = [f"--{kind}_out={out}" for kind in ("python", "grpc_python", "mypy", "mypy_grpc")]
+    flags = [f"--{kind}_out={out}" for kind in ("python", "grpc_python")]
+    flags += [f"--{kind}_out=quiet:{out}" for kind in ("mypy", "mypy_grpc")]
     if protoc.main(["protoc", f"-I{ROOT / 'protos'}", *flags, *files]) != 0:
         sys.exit("protoc failed")
     made = out / "kvpush" / "v1"

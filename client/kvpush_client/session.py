@@ -3,44 +3,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from kvpush_client.events import Event, Side, TransferKey
+from kvpush_client import engine_wire, fdsock
+from kvpush_client._proto import engine_pb2
+from kvpush_client.engine_wire import DaemonEvent, PoolReady, Refusal
+from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
+from kvpush_client.events import (
+    Connected,
+    Disconnected,
+    Event,
+    Fault,
+    Reason,
+    Rejected,
+    Side,
+    TransferKey,
+)
+from kvpush_client.halves import Halves
+from kvpush_client.items import (
+    Advance,
+    Cancel,
+    Decline,
+    DescribePool,
+    FirstToken,
+    Handoff,
+    Identity,
+    Item,
+    Reserve,
+    Role,
+    Sender,
+)
 from kvpush_client.layout import Blocks, Layout
+from kvpush_client.link import Link
 from kvpush_client.pool import Pool
+from kvpush_client.wire import Malformed
 
+__all__ = ["Identity", "Role", "Sender", "Session"]
 
-class Role(Enum):
-    """Which part of an engine a session speaks for."""
+_log = logging.getLogger(__name__)
 
-    SCHEDULER = "scheduler"
-    WORKER = "worker"
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who the session speaks for. Sessions that agree on (engine_id, launch) are one engine."""
-
-    engine_id: str
-    launch: str
-    role: Role
-    rank: int = 0
-    world_size: int = 1
-    local_ranks: int = 1
-    fingerprint: Mapping[str, str] = ...
-    software: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """Where the engine that will send is: its id, and its daemon."""
-
-    engine_id: str
-    host: str
-    port: int
+_RETRY = (0.05, 1.0)  # seconds: first and longest wait before the next try
+_RETRY_REFUSED = (1.0, 5.0)
+_EXCHANGE = 5.0  # seconds that fd.sock may take to answer
+_GOODBYE = 1.0  # seconds that the daemon may take to end a session
 
 
 class Session:
@@ -48,20 +61,331 @@ class Session:
 
     No method but `wait_ready` and `close` blocks, and none raises because the daemon is away: what was
     asked for then ends by an event, as anything else that goes wrong.
+
+    A scheduler's session promises one end for each half that it opened: one ReservationEnded, followed by
+    one ReservationReleased unless it said `released`; one HandoffEnded. Late and doubled events are
+    dropped. When the daemon is lost, reservations end at once, unreleased; their release, and the end of
+    handoffs, come when nothing can touch the blocks any more: when the daemon and its movers are dead, or
+    when a daemon welcomes this launch again. What is posted while the daemon is away ends at once.
+
+    A worker's session opens no halves: it passes on what the daemon says of its engine's halves as it
+    comes, and after Disconnected nothing more is said of them.
+
+    Methods may be called from any thread. A session does not survive fork(): start it after the engine
+    has forked, in the process that uses it; a child that inherits a started one must not touch it.
     """
 
-    def __init__(self, runtime_dir: Path, identity: Identity, pool: Pool | None = None, layout: Layout | None = None): ...
-    def start(self) -> None: ...
-    def wait_ready(self, timeout: float) -> None: ...
+    def __init__(
+        self,
+        runtime_dir: Path,
+        identity: Identity,
+        pool: Pool | None = None,
+        layout: Layout | None = None,
+    ) -> None:
+        """A worker brings its pool and how it is cut; a scheduler brings neither."""
+        worker = identity.role is Role.WORKER
+        if worker != (pool is not None) or worker != (layout is not None):
+            raise ValueError("a worker's session needs a pool and its layout, a scheduler's has neither")
+        self._runtime_dir = runtime_dir
+        self._identity = identity
+        self._pool = pool
+        self._layout = layout
+        self._events: deque[Event] = deque()
+        self._halves = Halves()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._link: Link | None = None  # dialled; under the lock
+        self._open: Link | None = None  # connected, so items can be posted; under the lock
+        self._generation = 0
+        self._trouble: KvpushClientError | None = None
+        self._lifeline: fdsock.Lifeline | None = None  # of the newest generation that was connected
+        self._closing = threading.Event()
+        self._wake = os.eventfd(0)
+        self._thread: threading.Thread | None = None
+
+    # --- life -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to connect, in the background, until `close`."""
+        if self._thread is not None or self._closing.is_set():
+            raise RuntimeError("a session starts once")
+        self._thread = threading.Thread(target=self._run, name="kvpush-session", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def wait_ready(self, timeout: float) -> None:
+        """Blocks until the session is connected.
+
+        Raises DaemonRefused as soon as the daemon has said no (the session goes on trying, slowly), and
+        DaemonUnreachable after `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while self._open is None:
+                if isinstance(self._trouble, DaemonRefused):
+                    raise DaemonRefused(self._trouble.reason, self._trouble.detail)
+                left = deadline - time.monotonic()
+                if left <= 0 or self._closing.is_set():
+                    why = self._trouble or f"no answer at {self._runtime_dir}"
+                    raise DaemonUnreachable(f"not connected to kvpushd after {timeout:g} s: {why}")
+                self._changed.wait(left)
+
     @property
-    def ready(self) -> bool: ...
-    def poll(self) -> list[Event]: ...
-    def reserve(self, key: TransferKey, senders: Sequence[Sender], start: int, end: int, blocks: Sequence[Blocks],
-                *, lease: float | None = None, priority: int = 0, label: str = "") -> None: ...
-    def handoff(self, key: TransferKey, blocks: Sequence[Blocks], *, seal: int | None = None,
-                lease: float | None = None, receiver_engine_id: str = "", label: str = "") -> None: ...
-    def advance(self, key: TransferKey, positions: int, *, first_layer: int = 0, end_layer: int | None = None) -> None: ...
-    def cancel(self, key: TransferKey, side: Side, detail: str = "") -> None: ...
-    def decline(self, key: TransferKey, senders: Sequence[Sender]) -> None: ...
-    def first_token(self, key: TransferKey) -> None: ...
-    def close(self) -> None: ...
+    def ready(self) -> bool:
+        """The session is connected."""
+        return self._open is not None
+
+    def poll(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        if not self._events:
+            return []
+        with self._lock:
+            events = list(self._events)
+            self._events.clear()
+            for event in events:
+                self._halves.polled(event)
+        return events
+
+    def close(self) -> None:
+        """Ends the session and its threads; the daemon fences and lets go what it owned. May be repeated.
+
+        What was posted is still sent, if the daemon takes it within a second.
+        """
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            link, connected = self._link, self._open is not None
+            self._changed.notify_all()
+        atexit.unregister(self.close)
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None:
+            if link is not None and connected:
+                link.finish()
+                self._thread.join(_GOODBYE)
+            if link is not None:
+                link.cancel()
+            self._thread.join()
+        os.close(self._wake)
+
+    # --- what an engine says --------------------------------------------------------------------------------
+
+    def reserve(
+        self,
+        key: TransferKey,
+        senders: Sequence[Sender],
+        start: int,
+        end: int,
+        blocks: Sequence[Blocks],
+        *,
+        lease: float | None = None,
+        priority: int = 0,
+        label: str = "",
+    ) -> None:
+        """These blocks wait for positions [start, end); they stay allocated until their release.
+
+        A key whose reservation is live already is answered by Rejected, and changes nothing.
+        """
+        self._needs(Role.SCHEDULER)
+        item = Reserve(key, tuple(senders), start, end, _frozen(blocks), lease, priority, label)
+        with self._lock:
+            if self._open is None:
+                end_event = self._halves.refuse(key, Side.RECEIVER, self._away())
+                self._events.append(end_event or _duplicate(key))
+            elif self._halves.reserve(key, self._generation):
+                self._open.post(item)
+            else:
+                self._events.append(_duplicate(key))
+
+    def handoff(
+        self,
+        key: TransferKey,
+        blocks: Sequence[Blocks],
+        *,
+        seal: int | None = None,
+        lease: float | None = None,
+        receiver_engine_id: str = "",
+        label: str = "",
+    ) -> None:
+        """Opens a handoff, appends blocks to it, seals it, or several of these.
+
+        The blocks stay readable until its end. Nothing happens if its end is waiting to be polled.
+        """
+        self._needs(Role.SCHEDULER)
+        item = Handoff(key, _frozen(blocks), seal, lease, receiver_engine_id, label)
+        with self._lock:
+            if self._open is None:
+                end_event = self._halves.refuse(key, Side.SENDER, self._away())
+                if end_event is not None:
+                    self._events.append(end_event)
+            elif self._halves.hand_off(key, self._generation):
+                self._open.post(item)
+
+    def advance(
+        self, key: TransferKey, positions: int, *, first_layer: int = 0, end_layer: int | None = None
+    ) -> None:
+        """Positions below `positions` are final in layers [first_layer, end_layer) of this worker's pool."""
+        self._needs(Role.WORKER)
+        self._say(Advance(key, positions, first_layer, end_layer, time.monotonic_ns()))
+
+    def cancel(self, key: TransferKey, side: Side, detail: str = "") -> None:
+        """Takes a half back; its end follows. Nothing happens if it is not open."""
+        self._needs(Role.SCHEDULER)
+        with self._lock:
+            if self._open is not None and self._halves.is_open(key, side):
+                self._open.post(Cancel(key, side, detail))
+
+    def decline(self, key: TransferKey, senders: Sequence[Sender]) -> None:
+        """The senders of this transfer need not send it. Lost if the daemon is away: their lease ends it."""
+        self._needs(Role.SCHEDULER)
+        self._say(Decline(key, tuple(senders)))
+
+    def first_token(self, key: TransferKey) -> None:
+        """The first token has come out, now. For the timeline; lost if the daemon is away."""
+        self._needs(Role.SCHEDULER)
+        self._say(FirstToken(key, time.time_ns()))
+
+    def _say(self, item: Item) -> None:
+        with self._lock:
+            if self._open is not None:
+                self._open.post(item)
+
+    def _needs(self, role: Role) -> None:
+        if self._identity.role is not role:
+            raise RuntimeError(f"only a {role.value}'s session can do this")
+
+    def _away(self) -> Fault:
+        return Fault(Reason.PEER_UNREACHABLE, f"kvpushd is away: {self._trouble or 'not yet connected'}")
+
+    # --- the background thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        delay = 0.0
+        said = ""
+        while not self._closing.is_set():
+            connected, trouble = self._attend()
+            if self._closing.is_set():
+                break
+            if connected or str(trouble) != said:
+                said = str(trouble)
+                _log.warning("kvpushd: %s; trying again", said)
+            first, longest = _RETRY_REFUSED if isinstance(trouble, DaemonRefused) else _RETRY
+            delay = first if connected else min(max(first, 2 * delay), longest)
+            self._closing.wait(delay)
+        self._forget_lifeline()
+
+    def _attend(self) -> tuple[bool, KvpushClientError]:
+        """One connection, from dialling to its loss: whether it was up, and what ended it."""
+        trouble: KvpushClientError = DaemonUnreachable("the session failed")
+        lifeline: fdsock.Lifeline | None = None
+        link = Link(self._runtime_dir / "kvpushd.sock", self._identity, self._unsayable)
+        with self._lock:
+            self._link = link
+            if self._closing.is_set():
+                link.cancel()
+        try:
+            welcome = link.welcome()
+            # The daemon welcomes a launch again only when all that its former sessions left is fenced.
+            self._fenced(self._generation)
+            self._forget_lifeline()
+            offer = (self._pool.fd, self._pool.nbytes) if self._pool is not None else None
+            pool_id, fd = fdsock.exchange(
+                self._runtime_dir / "fd.sock", welcome.token, offer, timeout=_EXCHANGE, wake=self._wake
+            )
+            lifeline = fdsock.Lifeline(fd)
+            events = link.events()
+            if self._layout is not None:
+                link.post(DescribePool(pool_id, self._layout))
+                self._await_pool(events)
+            self._connect(link, welcome)
+            for event in events:
+                self._hear(event)
+        except KvpushClientError as error:
+            trouble = error
+        finally:
+            link.close()
+            connected = self._lose(trouble, lifeline)
+        return connected, trouble
+
+    def _await_pool(self, events: Iterator[DaemonEvent]) -> None:
+        for event in events:
+            match event:
+                case PoolReady():
+                    return
+                case Refusal(fault):
+                    raise DaemonRefused(fault.reason, fault.detail)
+                case _:
+                    self._hear(event)
+
+    def _connect(self, link: Link, welcome: engine_pb2.Welcome) -> None:
+        with self._lock:
+            self._generation += 1
+            self._open = link
+            self._trouble = None
+            self._events.append(Connected(welcome.incarnation, welcome.peer_host, welcome.peer_port))
+            self._changed.notify_all()
+        _log.info("connected to kvpushd %s at %s", welcome.software, self._runtime_dir)
+
+    def _lose(self, trouble: KvpushClientError, lifeline: fdsock.Lifeline | None) -> bool:
+        """Ends what ends with a connection; whether it was up."""
+        with self._lock:
+            connected = self._open is not None
+            self._link = self._open = None
+            self._trouble = trouble
+            if connected:
+                self._events.append(Disconnected(str(trouble)))
+                self._events.extend(self._halves.lost(self._generation, self._away()))
+            self._changed.notify_all()
+        if connected and lifeline is not None:
+            self._lifeline = lifeline
+            lifeline.watch(partial(self._fenced, self._generation))
+        elif lifeline is not None:
+            lifeline.close()
+        return connected
+
+    def _fenced(self, generation: int) -> None:
+        with self._lock:
+            self._events.extend(self._halves.fenced(generation))
+
+    def _forget_lifeline(self) -> None:
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
+
+    def _hear(self, event: DaemonEvent) -> None:
+        match event:
+            case PoolReady():
+                return
+            case Refusal(fault):
+                _log.warning("kvpushd did not accept an item: %s", fault)
+                return
+        if self._identity.role is Role.WORKER:
+            self._events.append(event)
+            return
+        with self._lock:
+            heard = self._halves.heard(event)
+            match heard:
+                case None:
+                    _log.debug("dropped, late or doubled: %s", event)
+                case Cancel():
+                    if self._open is not None:
+                        self._open.post(heard)
+                case _:
+                    self._events.append(heard)
+
+    def _unsayable(self, item: Item, error: Malformed) -> None:
+        fault = Fault(Reason.INVALID, str(error))
+        half = engine_wire.half_of(item)
+        if half is None:
+            _log.error("an item can't be sent: %s", error)
+        else:
+            self._hear(Rejected(*half, fault))
+
+
+def _frozen(blocks: Sequence[Blocks]) -> tuple[Blocks, ...]:
+    # The stream reads them later, on a thread of its own; the caller may go on using its lists.
+    return tuple(Blocks(b.group, b.start, tuple(b.ids)) for b in blocks)
+
+
+def _duplicate(key: TransferKey) -> Rejected:
+    return Rejected(key, Side.RECEIVER, Fault(Reason.DUPLICATE, f"a reservation with key {key} is live"))

@@ -1,1 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
+"""What an operator types: one module per noun."""

@@ -3,12 +3,11 @@
 
 from typing import Any, NoReturn
 
-from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backend import AttentionMetadataBuilder, MultipleOf
 from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionBackend,
     CPUAttentionBackendImpl,
     CPUAttentionMetadata,
-    CPUAttentionMetadataBuilder,
 )
 from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
@@ -23,8 +22,11 @@ class ClockworkImpl(CPUAttentionBackendImpl):  # type: ignore[misc]
         raise NotImplementedError("a clockwork layer has no attention kernel")
 
 
-class ClockworkMetadataBuilder(CPUAttentionMetadataBuilder):  # type: ignore[misc]
-    """Builds the metadata without planning a kernel's work (which is where AMX comes in)."""
+class ClockworkMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
+    """Builds the metadata without choosing a kernel or planning its work: no instruction set is needed."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: Any) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False

@@ -243,4 +243,4 @@ class NumpyLoops:
     @staticmethod
     def _row(cells: Cells, block: int, head: int, slot: int) -> Words:
         buffer = (ctypes.c_uint64 * cells.words).from_address(cells.address(block, head, slot))
-        return np.frombuffer(buffer, np.uint64)
+        return np.ctypeslib.as_array(buffer)

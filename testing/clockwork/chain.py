@@ -29,7 +29,8 @@ def mix(values: Words) -> Words:
         x = x * np.uint64(0xBF58476D1CE4E5B9)
         x = x ^ (x >> np.uint64(27))
         x = x * np.uint64(0x94D049BB133111EB)
-        return x ^ (x >> np.uint64(31))
+        mixed: Words = x ^ (x >> np.uint64(31))
+        return mixed
 
 
 def mix_one(value: int) -> int:

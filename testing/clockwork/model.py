@@ -43,14 +43,14 @@ class Runner(Protocol):
     input_batch: Batch
 
 
-class _Layer(nn.Module):
+class _Layer(nn.Module):  # type: ignore[misc]
     def __init__(self, attention: nn.Module) -> None:
         super().__init__()
         self.self_attn = nn.Module()
         self.self_attn.attn = attention
 
 
-class ClockworkForCausalLM(nn.Module):
+class ClockworkForCausalLM(nn.Module):  # type: ignore[misc]
     """See the module. `clock` may be replaced at any time; `watch` must be called before the first step."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -72,7 +72,9 @@ class ClockworkForCausalLM(nn.Module):
         self.witness = Witness(
             rank=rank,
             layers=config.num_hidden_layers,
+            kv_heads=kv_heads,
             first_head=rank * kv_heads // world,
+            heads=max(1, kv_heads // world),
             loops=CLoops(),
             verify=works.verify,
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The entry point by which `vllm serve` finds the clockwork model (see README.md)."""
 
-from testing.clockwork.cpu import allow_amx
+from kvpush_client.vllm.cpu import allow_amx
 
 
 def register() -> None:
@@ -10,6 +10,4 @@ def register() -> None:
 
     allow_amx()
     # By name: the front end must not import a model to know of it.
-    ModelRegistry.register_model(
-        "ClockworkForCausalLM", "testing.clockwork.model:ClockworkForCausalLM"
-    )
+    ModelRegistry.register_model("ClockworkForCausalLM", "testing.clockwork.model:ClockworkForCausalLM")

@@ -96,11 +96,13 @@ class Rows:
 
 @dataclass(slots=True)
 class Witness:
-    """The witness of one rank, for the KV heads `first_head` and on."""
+    """The witness of one rank, which has `heads` of the model's `kv_heads`, from `first_head` on."""
 
     rank: int
     layers: int
+    kv_heads: int
     first_head: int
+    heads: int
     loops: Loops
     verify: Verify = "full"
     counts: Counts = field(default_factory=Counts)
@@ -110,10 +112,14 @@ class Witness:
     _seen: OrderedDict[tuple[str, int], tuple[int, NDArray[np.int32]]] = field(default_factory=OrderedDict)
 
     def arm(self, flip: Flip) -> None:
-        """Flip a byte before the next step that reads it. Ranks without the head ignore it."""
-        if not 0 <= flip.layer < self.layers:
-            raise ValueError(f"layer {flip.layer} is not one of {self.layers}")
-        self._flips.append(flip)
+        """Flip a byte before the next step that reads it. Ranks without the head ignore it.
+
+        Raises ValueError if the model has no such layer or head.
+        """
+        if not (0 <= flip.layer < self.layers and 0 <= flip.head < self.kv_heads):
+            raise ValueError(f"no {flip}: there are {self.layers} layers with {self.kv_heads} KV heads")
+        if self.first_head <= flip.head < self.first_head + self.heads:
+            self._flips.append(flip)
 
     def rows(
         self,
@@ -149,11 +155,11 @@ class Witness:
     def flip(self, layer: int, cells: Cells, spans: Sequence[Span], rows: Sequence[Rows]) -> None:
         """Carry out the armed flips that this layer's step reads."""
         for flip in [flip for flip in self._flips if flip.layer == layer]:
-            head = flip.head - self.first_head
             for span, row in zip(spans, rows, strict=True):
-                if row.first <= flip.position < span.context and 0 <= head < cells.heads:
+                if row.first <= flip.position < span.context:
                     block = int(row.blocks[flip.position // cells.block_size])
-                    cells.flip(block, head, flip.position % cells.block_size, flip.byte)
+                    slot = flip.position % cells.block_size
+                    cells.flip(block, flip.head - self.first_head, slot, flip.byte)
                     self._flips.remove(flip)
                     self.counts = replace(self.counts, flips=self.counts.flips + 1)
                     break

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+# What one does with a checkout; `make help` lists it. PYTHON names the interpreter of a new venv.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PROTOS := .venv-protos/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format protos check clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+venv: ## create .venv with the project and a vLLM in it (once: 4 GB, some minutes)
+	@$(PYTHON) tools/install.py
+
+demo: venv ## two engines and two daemons on this machine, one prompt moved and timed
+	$(BIN)/kvpushctl demo
+
+test: venv ## the default tests; PYTEST_ARGS="tests/core -x" narrows them
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: venv .venv-protos/installed ## style, types, import rules, protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(PROTOS)/buf lint protos
+	$(PROTOS)/python tools/protos.py --check
+
+format: venv ## mend what can be mended by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: .venv-protos/installed ## generate client/kvpush_client/_proto from protos/
+	$(PROTOS)/python tools/protos.py
+
+check: lint ## what CI runs: lint, then test
+	@$(MAKE) --no-print-directory test
+
+clean: ## remove what was built here, the venvs too
+	rm -rf .venv .venv-protos build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv-protos/installed: tools/protos.txt
+	$(PYTHON) -m venv .venv-protos
+	$(PROTOS)/python -m pip install --quiet --requirement tools/protos.txt
+	@touch $@

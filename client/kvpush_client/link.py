@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One gRPC stream to the daemon, from dialling to its loss."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+
+from kvpush_client import engine_wire
+from kvpush_client._proto import engine_pb2, engine_pb2_grpc
+from kvpush_client.engine_wire import DaemonEvent
+from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
+from kvpush_client.events import Reason
+from kvpush_client.items import Handoff, Identity, Item, Reserve
+from kvpush_client.wire import Malformed
+
+MAX_MESSAGE = 16 << 20
+"""Bytes of one gRPC message, either way."""
+REASON_KEY = "kvpush-reason"
+"""Trailing metadata that carries the name of a Reason."""
+
+_BATCH = 512  # items in a message
+_BATCH_IDS = 200_000  # block ids in a message, at most 5 bytes each: far below MAX_MESSAGE
+_BACKLOG = 200_000  # items not yet taken by the stream
+
+# A stopped daemon keeps its sockets open: only an unanswered ping shows it, here after 1.5 to 2.5 s. Current
+# gRPC times a keepalive ping by its general ping timeout (60 s where nothing is said), older by the other.
+_OPTIONS = (
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 1500),
+    ("grpc.http2.ping_timeout_ms", 1500),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.min_reconnect_backoff_ms", 1500),  # also how long a dial may take
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Outbox:
+    """Items on their way to the stream. Putting one costs a fraction of a microsecond and never blocks."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return self._queue.qsize()
+
+    def put(self, item: Item) -> None:
+        """Appends."""
+        self._queue.put(item)
+
+    def take(self) -> list[Item]:
+        """Waits for an item; returns all that fit one message, in order. Empty: closed."""
+        batch: list[Item] = []
+        ids = 0
+        try:
+            while not self._closed and len(batch) < _BATCH and ids < _BATCH_IDS:
+                item = self._queue.get_nowait() if batch else self._queue.get()
+                if item is None:
+                    self._closed = True
+                else:
+                    batch.append(item)
+                    if isinstance(item, Reserve | Handoff):
+                        ids += sum(len(b.ids) for b in item.blocks)
+        except queue.Empty:
+            pass
+        return batch
+
+    def close(self) -> None:
+        """What was put before is still taken."""
+        self._queue.put(None)
+
+
+class Link:
+    """A stream and its channel. One thread opens it and reads events; any thread posts and cancels."""
+
+    def __init__(
+        self, socket: Path, identity: Identity, unsayable: Callable[[Item, Malformed], None]
+    ) -> None:
+        """`unsayable` is called, on a thread of gRPC's, for an item that fits no message."""
+        self._socket = socket
+        self._identity = identity
+        self._unsayable = unsayable
+        self._outbox = Outbox()
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        call = engine_pb2_grpc.EngineServiceStub(self._channel).Session(self._requests())
+        self._responses = iter(call)
+        self._cancel: Callable[[], object] = call.cancel
+
+    def _requests(self) -> Iterator[engine_pb2.SessionRequest]:
+        yield engine_pb2.SessionRequest(hello=engine_wire.hello_to_wire(self._identity))
+        while batch := self._outbox.take():
+            items = []
+            for item in batch:
+                try:
+                    items.append(engine_wire.item_to_wire(item))
+                except Malformed as error:
+                    self._unsayable(item, error)
+            yield engine_pb2.SessionRequest(items=items)
+
+    def welcome(self) -> engine_pb2.Welcome:
+        """Waits for the daemon's answer, for as long as it is alive and has not given one.
+
+        Raises DaemonUnreachable or DaemonRefused.
+        """
+        try:
+            response = next(self._responses)
+        except (grpc.RpcError, StopIteration) as error:
+            raise self._trouble(error) from error
+        if not response.HasField("welcome"):
+            raise DaemonRefused(Reason.UNSUPPORTED, f"{self._socket}: the first answer is not a Welcome")
+        return response.welcome
+
+    def events(self) -> Iterator[DaemonEvent]:
+        """What the daemon says, until the stream is lost.
+
+        Raises DaemonUnreachable or DaemonRefused: the stream has ended.
+        """
+        try:
+            for response in self._responses:
+                for message in response.events:
+                    event = engine_wire.event_from_wire(message)
+                    if event is not None:
+                        yield event
+        except grpc.RpcError as error:
+            raise self._trouble(error) from error
+        except Malformed as error:
+            raise DaemonRefused(Reason.UNSUPPORTED, f"{self._socket}: {error}") from error
+        raise DaemonUnreachable(f"{self._socket}: the daemon ended the session")
+
+    def post(self, item: Item) -> None:
+        """Queues an item. A daemon that lives but takes none is given up when too many wait."""
+        self._outbox.put(item)
+        if len(self._outbox) > _BACKLOG:
+            self.cancel()
+
+    def finish(self) -> None:
+        """Says goodbye after what is queued: a daemon that lives ends the stream."""
+        self._outbox.close()
+
+    def cancel(self) -> None:
+        """Ends the stream from any thread; the reader hears of it."""
+        self._cancel()
+
+    def close(self) -> None:
+        """Ends the stream and its threads."""
+        self._cancel()
+        self._outbox.close()
+        self._channel.close()
+
+    def _trouble(self, error: grpc.RpcError | StopIteration) -> KvpushClientError:
+        if not isinstance(error, grpc.Call):
+            return DaemonUnreachable(f"{self._socket}: the daemon ended the session")
+        code, details = error.code(), error.details() or ""
+        for name, value in error.trailing_metadata() or ():
+            if name == REASON_KEY:
+                return DaemonRefused(_reason(value), details)
+        if code is grpc.StatusCode.UNIMPLEMENTED:
+            return DaemonRefused(Reason.UNSUPPORTED, f"{self._socket} serves no kvpush.v1.EngineService")
+        return DaemonUnreachable(f"{self._socket}: {code.name.lower()}: {details}")
+
+
+def _reason(name: str | bytes) -> Reason:
+    text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
+    return Reason[text] if text in Reason.__members__ else Reason.UNSPECIFIED

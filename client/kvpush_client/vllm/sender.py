@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P's scheduler side: requests whose KV is handed off while it is computed.
+
+A handoff is opened when the request arrives, so that D's half is matched, and its lease renewed, while the
+request still queues here. Each step appends the blocks that it computes in, and the step that reaches the
+prompt's end seals. The seal is prompt - 1, which is where D's reservations end: D computes the last position
+itself, to get the first token. (P's last block holds that position too; D overwrites it.)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import Logger
+from typing import Any, Protocol
+
+from kvpush_client.events import Fault, HandoffEnded, Matched, Side, TransferKey
+from kvpush_client.layout import Blocks
+from kvpush_client.vllm.metadata import Progress
+from kvpush_client.vllm.params import Send
+from kvpush_client.vllm.references import References
+from kvpush_client.vllm.writers import Writers
+
+_LEASE_S = 30.0
+_PATIENCE_S = 1.0
+"""How long vLLM may wait for our references rather than preempt: about what a preemption costs."""
+
+
+class Desk(Protocol):
+    """What is used of a session."""
+
+    @property
+    def ready(self) -> bool:
+        """The daemon is there."""
+
+    def handoff(
+        self,
+        key: TransferKey,
+        blocks: Sequence[Blocks],
+        *,
+        seal: int | None = None,
+        lease: float | None = None,
+        receiver_engine_id: str = "",
+        label: str = "",
+    ) -> None:
+        """Open, append, seal."""
+
+    def cancel(self, key: TransferKey, side: Side, detail: str = "") -> None:
+        """Take a half back."""
+
+
+@dataclass(slots=True)
+class _Outgoing:
+    """A request's handoff: its latest attempt."""
+
+    request: Any
+    send: Send
+    seal: int
+    named: list[int]
+    """Per group: how many of the request's blocks were looked at, null ones included."""
+    attempt: int = 0
+    begun: bool = False
+    sealed: bool = False
+    fault: Fault | None = None
+
+    @property
+    def key(self) -> TransferKey:
+        return TransferKey(self.send.transfer_id, self.attempt)
+
+
+@dataclass(slots=True)
+class _Handoff:
+    """An attempt that the daemon has not ended."""
+
+    transfer_id: bytes
+    matched: bool = False
+    left_at: float | None = None
+    """When its request ended, after its seal: since then only we hold its blocks."""
+
+
+@dataclass(slots=True)
+class Scheduled:
+    """A step as far as the sender needs it: tokens per scheduled request, block ids per request and group."""
+
+    tokens: Mapping[str, int]
+    preempted: frozenset[str] | set[str]
+    block_ids: Callable[[str], Sequence[Sequence[int]]]
+    writers: Writers = field(default_factory=Writers)
+
+
+class Sender:
+    """All handoffs of P. Scheduler's thread only; see Receiver for `group_ids` and `group_sizes`."""
+
+    def __init__(
+        self,
+        desk: Desk,
+        references: References,
+        *,
+        group_ids: Sequence[int],
+        group_sizes: Sequence[int],
+        lease: float | None,
+        max_unmatched: float,
+        log: Logger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._desk = desk
+        self._references = references
+        self._group_ids = tuple(group_ids)
+        self._group_sizes = tuple(group_sizes)
+        self._lease = lease
+        self._max_unmatched_blocks = int(max_unmatched * references.pool_blocks)
+        self._log = log
+        self._clock = clock
+        self._requests: dict[str, _Outgoing] = {}
+        self._open: dict[str, _Outgoing] = {}
+        """Those that are neither sealed nor failed: what a step may move."""
+        self._handoffs: dict[TransferKey, _Handoff] = {}
+        self._transfers: dict[bytes, int] = {}
+        """Live handoffs per transfer: several while attempts overlap."""
+        self._left: dict[TransferKey, _Handoff] = {}
+        self.draining = False
+
+    def __len__(self) -> int:
+        return len(self._requests) + len(self._handoffs)
+
+    def add(self, request: Any, send: Send) -> None:
+        """A request of P's leg is new: its handoff is opened, with no blocks yet."""
+        request_id, seal = request.request_id, request.num_prompt_tokens - 1
+        if seal < 1:
+            return
+        if send.transfer_id in self._transfers:
+            self._log.warning(
+                "request %s: transfer %s is another request's; nothing is handed off",
+                request_id,
+                send.transfer_id.hex(),
+            )
+            return
+        if self.draining or not self._desk.ready:
+            self._log.warning("request %s: the daemon is away or drains; nothing is handed off", request_id)
+            return
+        outgoing = _Outgoing(request, send, seal, [0] * len(self._group_ids))
+        self._requests[request_id] = outgoing
+        self._begin(outgoing)
+
+    def _begin(self, outgoing: _Outgoing) -> None:
+        self._open[outgoing.request.request_id] = outgoing
+        self._handoffs[outgoing.key] = _Handoff(outgoing.send.transfer_id)
+        self._transfers[outgoing.send.transfer_id] = self._transfers.get(outgoing.send.transfer_id, 0) + 1
+        self._say(outgoing, [])
+
+    def _say(self, outgoing: _Outgoing, blocks: Sequence[Blocks]) -> None:
+        self._desk.handoff(
+            outgoing.key,
+            blocks,
+            seal=outgoing.seal if outgoing.sealed else None,
+            lease=self._lease,
+            receiver_engine_id=outgoing.send.receiver_engine_id,
+            label=outgoing.request.request_id,
+        )
+
+    def step(self, scheduled: Scheduled) -> list[Progress]:
+        """Names the blocks of a step that was just scheduled, before it runs; returns what it makes final."""
+        if not self._open:
+            return []
+        for request_id in scheduled.preempted:
+            outgoing = self._open.get(request_id)
+            if outgoing is not None and outgoing.begun:
+                # The new attempt takes over what the old one was matched with, so the old is not cancelled.
+                outgoing.attempt += 1
+                outgoing.begun = False
+                outgoing.named = [0] * len(self._group_ids)
+                self._begin(outgoing)
+        progress = []
+        for request_id, outgoing in list(self._open.items()):
+            tokens = scheduled.tokens.get(request_id)
+            if tokens is not None:
+                progress.append(self._move(outgoing, tokens, scheduled))
+        return progress
+
+    def _move(self, outgoing: _Outgoing, tokens: int, scheduled: Scheduled) -> Progress:
+        request_id = outgoing.request.request_id
+        computed = outgoing.request.num_computed_tokens
+        after = min(computed + tokens, outgoing.seal)
+        tables = scheduled.block_ids(request_id)
+        before = 0
+        if not outgoing.begun:
+            # A prefix hit. (Later steps' beginnings are former steps' ends, which were said then.)
+            before = min(scheduled.writers.final_below(tables, computed), outgoing.seal)
+            outgoing.begun = True
+        named = []
+        for group, size in enumerate(self._group_sizes):
+            blocks = self._append(outgoing, group, size, tables[self._group_ids[group]], after)
+            if blocks.ids:
+                self._references.take((Side.SENDER, outgoing.key), blocks.ids)
+                named.append(blocks)
+        if after == outgoing.seal:
+            outgoing.sealed = True
+            del self._open[request_id]
+        if named or outgoing.sealed:
+            self._say(outgoing, named)
+        return Progress(outgoing.key, before, after)
+
+    def _append(self, outgoing: _Outgoing, group: int, size: int, table: Sequence[int], after: int) -> Blocks:
+        first, last = outgoing.named[group], -(-after // size)
+        ids = list(table[first:last])
+        outgoing.named[group] = first + len(ids)
+        # What a window had passed before we saw it (a prefix hit) is at the front.
+        while ids and self._references.is_null(ids[0]):
+            del ids[0]
+            first += 1
+        return Blocks(group, first * size, ids)
+
+    def finished(self, request_id: str) -> Send | None:
+        """vLLM is done with the request. Returns what D must know to receive it; None if it can't."""
+        outgoing = self._requests.pop(request_id, None)
+        if outgoing is None:
+            return None
+        if self._open.pop(request_id, None) is not None:
+            self._desk.cancel(outgoing.key, Side.SENDER, "the request ended before its prompt was computed")
+            return None
+        if outgoing.fault is not None or not outgoing.sealed:
+            return None
+        handoff = self._handoffs.get(outgoing.key)
+        if handoff is not None:
+            handoff.left_at = self._clock()
+            self._left[outgoing.key] = handoff
+            self._make_room()
+        return outgoing.send
+
+    def _make_room(self) -> None:
+        """The oldest of the finished handoffs that nobody has come for give way, lest they fill the pool."""
+        unmatched = [(key, self._count(key)) for key, handoff in self._left.items() if not handoff.matched]
+        pinned = sum(count for _, count in unmatched)
+        for key, count in unmatched:
+            if pinned <= self._max_unmatched_blocks:
+                return
+            pinned -= count
+            self._log.warning("transfer %s: no receiver came and blocks are short; given up", key)
+            self._desk.cancel(key, Side.SENDER, "no receiver came and blocks are short")
+            # It is out of the account; its blocks come back with its end.
+            del self._left[key]
+
+    def _count(self, key: TransferKey) -> int:
+        return self._references.count((Side.SENDER, key))
+
+    def on_matched(self, event: Matched) -> None:
+        """D's half exists."""
+        handoff = self._handoffs.get(event.key)
+        if handoff is not None:
+            handoff.matched = True
+
+    def on_ended(self, event: HandoffEnded) -> None:
+        """Nothing reads the handoff's blocks any more."""
+        handoff = self._handoffs.pop(event.key, None)
+        if handoff is None:
+            return
+        self._references.drop((Side.SENDER, event.key))
+        self._left.pop(event.key, None)
+        live = self._transfers[handoff.transfer_id] - 1
+        if live:
+            self._transfers[handoff.transfer_id] = live
+        else:
+            del self._transfers[handoff.transfer_id]
+        if event.fault is None:
+            return
+        for request_id, outgoing in self._requests.items():
+            if outgoing.key == event.key:
+                outgoing.fault = event.fault
+                self._open.pop(request_id, None)
+                self._log.warning("request %s: not handed off: %s", request_id, event.fault)
+                return
+
+    @property
+    def moving(self) -> bool:
+        """A handoff of a finished request is on its way to a receiver: the engine shall not stop yet."""
+        return self._left_within(self._lease or _LEASE_S)
+
+    @property
+    def freeing(self) -> bool:
+        """One that left a moment ago will soon free blocks that nobody else holds."""
+        return self._left_within(_PATIENCE_S)
+
+    def _left_within(self, seconds: float) -> bool:
+        if not self._left:
+            return False
+        since = self._clock() - seconds
+        return any(h.matched and h.left_at is not None and h.left_at > since for h in self._left.values())

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The dispatch of one request: which engines, which leg when, and what if one fails."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from aiohttp import ClientError, ClientSession
+from multidict import CIMultiDict
+
+from kvpush_router.answer import Answer
+from kvpush_router.engine import Engine, Fleet
+from kvpush_router.journal import Entry
+from kvpush_router.legs import Body, decode_leg, prefill_leg, why_alone
+
+LINGER_SECONDS = 2.0
+"""So long a prefill leg may outlive its decode leg, so that its answer can still be learned from."""
+
+
+class NoEngine(Exception):
+    """No decode engine answered; says which were asked and what happened."""
+
+
+class PrefillFailed(Exception):
+    """The prefill leg brought no KV; says why."""
+
+
+class Dispatch:
+    """Both legs of one request. Use as a context: leaving it ends what still runs.
+
+    `open` returns the decode engine's answer. A failed prefill leg is no error: as long as the decode
+    engine has not begun to answer, its leg is sent again without a remote prefill, since the first would
+    wait for the KV until its lease runs out.
+    """
+
+    def __init__(
+        self,
+        session: ClientSession,
+        prefill: Fleet,
+        decode: Fleet,
+        headers: CIMultiDict[str],
+        entry: Entry,
+    ) -> None:
+        self._session = session
+        self._prefill_fleet = prefill
+        self._decode_fleet = decode
+        self._headers = headers
+        self._entry = entry
+        self._stack = ExitStack()
+        self._prefill: asyncio.Task[Mapping[str, Any]] | None = None
+        self._answer: Answer | None = None
+
+    async def __aenter__(self) -> Dispatch:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._answer is not None and kind is not None:
+            self._answer.close()
+        try:
+            if self._prefill is not None:
+                await self._finish_prefill(self._prefill, LINGER_SECONDS if kind is None else 0)
+        finally:
+            self._stack.close()
+
+    async def open(self, body: Body) -> Answer:
+        """Sends the legs and returns once the decode engine has begun to answer.
+
+        Raises NoEngine if none does.
+        """
+        self._answer = await self._open(body)
+        return self._answer
+
+    async def _open(self, body: Body) -> Answer:
+        source = self._prefill_fleet.pick(self._now())
+        self._entry.why = why_alone(body) or ""
+        if source is None or self._entry.why:
+            return await self._decode(body)
+        self._stack.enter_context(source.working())
+        self._entry.prefill = source.url
+        leg = prefill_leg(body, self._entry.transfer_id)
+        self._prefill = asyncio.create_task(self._ask_prefill(source, leg))
+        if source.coordinates is None:
+            return await self._after_prefill(body, self._prefill)
+        self._entry.mode = "both"
+        params = source.coordinates.to_params()
+        decode = asyncio.create_task(self._decode(decode_leg(body, self._entry.transfer_id, params)))
+        try:
+            await asyncio.wait({decode, self._prefill}, return_when=asyncio.FIRST_COMPLETED)
+            if decode.done() or not self._prefill_failed(self._prefill):
+                return await decode
+        except BaseException:
+            await _cancel(decode)
+            raise
+        await _cancel(decode)
+        return await self._decode(body)
+
+    async def _after_prefill(self, body: Body, prefill: asyncio.Task[Mapping[str, Any]]) -> Answer:
+        """Decode after prefill, with what prefill returned: how the first request finds its way."""
+        self._entry.mode, self._entry.why = "sequential", "the prefill engine's coordinates are not known yet"
+        await asyncio.wait({prefill})
+        if self._prefill_failed(prefill):
+            return await self._decode(body)
+        params = prefill.result()
+        if not params:
+            self._entry.mode, self._entry.why = "alone", "the prefill engine returned no kv_transfer_params"
+            return await self._decode(body)
+        return await self._decode(decode_leg(body, self._entry.transfer_id, params))
+
+    def _prefill_failed(self, prefill: asyncio.Task[Mapping[str, Any]]) -> bool:
+        error = prefill.exception() if prefill.done() else None
+        if error is None:
+            return False
+        if not isinstance(error, PrefillFailed):
+            raise error
+        self._entry.mode, self._entry.why = "alone", str(error)
+        return True
+
+    async def _ask_prefill(self, engine: Engine, leg: Body) -> Mapping[str, Any]:
+        """The prefill leg; returns the engine's kv_transfer_params (perhaps empty) and learns from them."""
+        try:
+            async with self._session.post(
+                engine.url + self._entry.path, data=json.dumps(leg), headers=self._headers
+            ) as response:
+                self._entry.prefill_status = response.status
+                if response.status >= 400:
+                    text = (await response.text())[:200]
+                    raise PrefillFailed(f"the prefill engine answered {response.status}: {text}")
+                answer = await response.json(content_type=None)
+        except (ClientError, OSError, TimeoutError, ValueError) as error:
+            engine.rest(self._now())
+            raise PrefillFailed(f"the prefill engine did not answer: {_say(error)}") from error
+        params = answer.get("kv_transfer_params") if isinstance(answer, dict) else None
+        engine.learn(params)
+        return params if isinstance(params, dict) else {}
+
+    async def _decode(self, leg: Body) -> Answer:
+        """The decode leg, at the first decode engine that takes the connection."""
+        tried: list[Engine] = []
+        said: list[str] = []
+        while (engine := self._decode_fleet.pick(self._now(), tried)) is not None:
+            tried.append(engine)
+            self._entry.decode = engine.url
+            with ExitStack() as attempt:
+                attempt.enter_context(engine.working())
+                try:
+                    response = await self._session.post(
+                        engine.url + self._entry.path, data=json.dumps(leg), headers=self._headers
+                    )
+                    try:
+                        first = await response.content.readany()
+                    except BaseException:
+                        response.close()
+                        raise
+                except (ClientError, OSError, TimeoutError) as error:
+                    engine.rest(self._now())
+                    said.append(f"{engine.url}: {_say(error)}")
+                    continue
+                self._stack.push(attempt.pop_all())
+                return Answer(response, first)
+        raise NoEngine("no decode engine answers (" + "; ".join(said) + ")")
+
+    async def _finish_prefill(self, prefill: asyncio.Task[Mapping[str, Any]], seconds: float) -> None:
+        if not prefill.done() and seconds:
+            await asyncio.wait({prefill}, timeout=seconds)
+        await _cancel(prefill)
+
+    @staticmethod
+    def _now() -> float:
+        return asyncio.get_running_loop().time()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    """Ends a task and takes note of whatever it ended with; an answer that it had opened is closed."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled() and task.exception() is None and isinstance(task.result(), Answer):
+        task.result().close()
+
+
+def _say(error: BaseException) -> str:
+    return str(error) or type(error).__name__

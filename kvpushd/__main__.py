@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kvpushd`: reads the configuration, then runs the daemon."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+from kvpushd import config, logs
+
+
+def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
+    """Runs until stopped; 2 = the configuration is wrong."""
+    try:
+        loaded = config.read(sys.argv[1:] if argv is None else argv, dict(os.environ) if env is None else env)
+    except config.ConfigErrors as error:
+        for line in error.lines:
+            sys.stderr.write(f"kvpushd: {line}\n")
+        return 2
+    if loaded.check_only:
+        sys.stdout.write(config.describe(loaded) + "\n")
+        return 0
+    logs.set_up(loaded.settings.log.level, loaded.settings.log.format, sys.stderr)
+    # gRPC's core writes to stderr in a form of its own; what it knows, its errors say to us too. It reads
+    # this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # Only now: the daemon's imports (NIXL, gRPC) take their time and may log.
+    from kvpushd import daemon
+
+    return daemon.run(loaded.settings)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engines of the node, as the ledger knows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from kvpushd.core.layout import Layout
+from kvpushd.core.messages import LOCAL, Incarnation, LinkId, ReceiverView
+
+
+@dataclass(slots=True)
+class Engine:
+    """One incarnation of one engine. `pools` fills as its ranks' pools are mapped."""
+
+    incarnation: Incarnation
+    engine_id: str
+    fingerprint: Mapping[str, str]
+    world_size: int
+    local_ranks: int
+    pools: dict[int, Layout] = field(default_factory=dict)
+    left: bool = False
+
+    @property
+    def ready(self) -> bool:
+        """All local ranks' pools are mapped, and its sessions live."""
+        return not self.left and len(self.pools) == self.local_ranks
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of one rank; ranks of an engine have equally many."""
+        return min((layout.blocks for layout in self.pools.values()), default=0)
+
+    def as_receiver(self) -> ReceiverView:
+        """The engine as the sending side of a link gets to know it."""
+        return ReceiverView(
+            self.engine_id, self.incarnation, self.fingerprint, self.world_size, dict(self.pools)
+        )
+
+
+class Engines:
+    """By incarnation; and by engine_id, where the incarnation that came last counts."""
+
+    def __init__(self) -> None:
+        self._all: dict[Incarnation, Engine] = {}
+
+    def add(self, engine: Engine) -> None:
+        """Takes a new incarnation in."""
+        self._all[engine.incarnation] = engine
+
+    def remove(self, incarnation: Incarnation) -> None:
+        """Forgets an incarnation."""
+        self._all.pop(incarnation, None)
+
+    def get(self, incarnation: Incarnation) -> Engine | None:
+        """The engine, whether it has left or not; None once it was forgotten."""
+        return self._all.get(incarnation)
+
+    def named(self, engine_id: str) -> Engine | None:
+        """The engine that has this name now."""
+        found = None
+        for engine in self._all.values():
+            if engine.engine_id == engine_id and not engine.left:
+                found = engine
+        return found
+
+    def __iter__(self) -> Iterator[Engine]:
+        return iter(list(self._all.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the ledger holds itself to. Times in nanoseconds."""
+
+    lease: int = 30_000_000_000
+    """How long an unmatched half lives where it does not say."""
+    fence_patience: int = 2_000_000_000
+    """How long a sender may take to say that its writes are terminal, before its inlet is closed."""
+    pinned_share: float = 0.25
+    """The share of an engine's blocks that unmatched, sealed handoffs may pin."""
+    halves_per_engine: int = 20_000
+    """Live reservations, and live handoffs, of one engine."""
+    write_bytes: int = 32 << 20
+    """The most that one write carries, so that short transfers need not wait long for long ones."""
+    link_bytes: int = 64 << 20
+    """The most that is in flight to one link; a write always may go to an idle link."""
+    tombs: int = 100_000
+    """How many ended or cancelled keys are remembered."""
+
+
+def is_local(link: LinkId) -> bool:
+    """Whether both engines are this node's."""
+    return link == LOCAL

@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The receiving side: reservations, from the promise of blocks to their release (see reservation.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from kvpush_client.events import Fault, Reason, Side, TransferKey
+from kvpushd.core.attention import Attention
+from kvpushd.core.engines import Engine, Engines, Limits, is_local
+from kvpushd.core.layout import check_blocks
+from kvpushd.core.messages import (
+    Account,
+    Announced,
+    Cancelled,
+    CloseInlet,
+    Declined,
+    Incarnation,
+    InletClosed,
+    Instant,
+    Instruction,
+    LinkId,
+    LinkLost,
+    PeerEnded,
+    PeerFenced,
+    PeerLanded,
+    PeerMatched,
+    PeerMoving,
+    Phase,
+    Reach,
+    Reached,
+    ReceiverGone,
+    Reserved,
+    SayAnnounce,
+    SayReceiverGone,
+    SayWithdraw,
+    TellMatched,
+    TellRejected,
+    TellReservationEnded,
+    TellReservationReleased,
+    Times,
+    Withdrawn,
+)
+from kvpushd.core.reservation import LIVE, UNFENCED, Part, Reservation, Word, names_of
+from kvpushd.core.target import add
+from kvpushd.core.tombs import Tombs
+from kvpushd.core.ways import InletKey, Way, Ways
+from kvpushd.errors import Refused
+
+
+# Of a sender that says this no word about the fence will come: the inlet is closed at once.
+CANT_VOUCH = frozenset({Reason.TRANSPORT_FAILED, Reason.MOVER_DIED})
+
+
+class Receiver:
+    """All reservations of the node's engines. Events in, instructions out; see Ledger."""
+
+    def __init__(self, engines: Engines, limits: Limits) -> None:
+        self._engines = engines
+        self._limits = limits
+        self._halves: dict[Incarnation, dict[TransferKey, Reservation]] = {}
+        self._ways = Ways()
+        self._over: Tombs[tuple[Incarnation, TransferKey]] = Tombs(limits.lease, limits.tombs)
+        self._cancelled_early: Tombs[tuple[Incarnation, TransferKey]] = Tombs(limits.lease, limits.tombs)
+        self._out: list[Instruction] = []
+        self.draining = False
+
+    # --- from the engine ---------------------------------------------------------------------------------
+
+    def reserved(self, event: Reserved, now: Instant) -> None:
+        """Takes a reservation in, or says why not."""
+        engine = self._engines.get(event.incarnation)
+        if engine is None or engine.left:
+            return
+        live = self._get(event.incarnation, event.key)
+        if live is not None:
+            if not live.says_the_same(event):
+                self._reject(event, Reason.DUPLICATE, f"transfer {event.key} is reserved, with other blocks")
+            return
+        over = self._over.dig((event.incarnation, event.key))
+        if over is not None:
+            self._reject(event, Reason.STALE_ATTEMPT, f"transfer {event.key} is over; use a new attempt")
+            return
+        lease = self._limits.lease if event.lease is None else event.lease
+        parts = {sender.link: Part.WAITING for sender in event.senders}
+        half = Reservation(event, now + lease, Times(opened=now), parts)
+        fault = self._cancelled_early.dig((event.incarnation, event.key)) or self._refusal(event, engine)
+        self._halves.setdefault(event.incarnation, {})[event.key] = half
+        if fault is not None:
+            self._end(half, fault, now)
+        else:
+            self._announce(half, engine)
+
+    def _refusal(self, event: Reserved, engine: Engine) -> Fault | None:
+        mine = len(self._halves.get(event.incarnation, ()))
+        if self.draining:
+            return Fault(Reason.DRAINING, "this node drains and takes no new reservations")
+        if not event.senders:
+            return Fault(Reason.INVALID, "a reservation names at least one sender")
+        if event.start >= event.end:
+            return Fault(Reason.INVALID, f"positions [{event.start}, {event.end}) are empty")
+        if any(sender.engine_id == engine.engine_id for sender in event.senders):
+            return Fault(Reason.INVALID, f"engine {engine.engine_id} can't send to itself")
+        if mine >= self._limits.halves_per_engine:
+            return Fault(Reason.OVER_LIMIT, f"engine {engine.engine_id} has {mine} reservations already")
+        return _wrong_blocks(event, engine)
+
+    def cancelled(self, event: Cancelled, now: Instant) -> None:
+        """The engine takes a reservation back; one that is not known yet will end as it comes."""
+        half = self._get(event.incarnation, event.key)
+        fault = Fault(Reason.CANCELLED, event.detail)
+        if half is None:
+            self._cancelled_early.bury((event.incarnation, event.key), fault, now)
+        else:
+            self._end(half, fault, now)
+
+    def declined(self, event: Declined) -> None:
+        """Lets the senders of a transfer know that nothing is wanted."""
+        fault = Fault(Reason.NOT_WANTED, "the receiver has the KV already")
+        for sender in event.senders:
+            self._out.append(SayWithdraw(Withdrawn(sender.link, None, event.key, sender.engine_id, fault)))
+
+    def engine_ready(self, engine: Engine, now: Instant) -> None:
+        """The engine's pools are all mapped: what waited for that can be announced."""
+        for half in self._of_engine(engine.incarnation):
+            fault = _wrong_blocks(half.said, engine)
+            if fault is not None:
+                self._end(half, fault, now)
+            elif half.fault is None:
+                self._announce(half, engine)
+
+    def engine_left(self, engine: Engine, detail: str, now: Instant) -> None:
+        """Nobody waits any more; the blocks still have to be fenced."""
+        for half in self._of_engine(engine.incarnation):
+            self._end(half, Fault(Reason.ENGINE_GONE, detail), now)
+        self._close_when_fenced(engine.incarnation)
+
+    # --- from the peers ----------------------------------------------------------------------------------
+
+    def reached(self, event: Reached, now: Instant) -> None:
+        """A route is up, or could not be made; then whoever waits for it ends at once."""
+        route = (event.link, event.incarnation, event.sender_engine_id)
+        if not self._ways.reached(route, up=event.fault is None):
+            return
+        engine = self._engines.get(event.incarnation)
+        for half in self._waiting_on(event.link, event.incarnation):
+            if half.sender_on(event.link).engine_id != event.sender_engine_id:
+                continue
+            if event.fault is not None:
+                self._end(half, event.fault, now)
+            elif engine is not None:
+                self._announce(half, engine)
+
+    def link_lost(self, event: LinkLost, now: Instant) -> None:
+        """Everything on the link ends at once; what may still land is fenced by closing the inlets."""
+        fault = Fault(Reason.PEER_UNREACHABLE, event.detail)
+        used = set(self._ways.used_on(event.link))
+        inlets = self._ways.inlets(link=event.link)
+        for half in self.halves():
+            part = half.parts.get(event.link)
+            if part in UNFENCED or (part is Part.WAITING and self._route(half, event.link) in used):
+                self._end(half, fault, now)
+        for inlet in inlets:
+            self._close(inlet)
+
+    def _route(self, half: Reservation, link: LinkId) -> tuple[LinkId, Incarnation, str]:
+        return link, half.incarnation, half.sender_on(link).engine_id
+
+    def inlet_closed(self, event: InletClosed, now: Instant) -> None:
+        """The last rung of the fence ladder: all that came through it is fenced."""
+        if not self._ways.closed((event.link, event.incarnation)):
+            return
+        for half in self._of_engine(event.incarnation):
+            if half.hear(event.link, Word.FENCED):
+                self._end(half, Fault(Reason.FENCED, "its inlet was closed"), now)
+        engine = self._engines.get(event.incarnation)
+        for half in self._waiting_on(event.link, event.incarnation):
+            if engine is not None:
+                self._announce(half, engine)
+        self._close_when_fenced(event.incarnation)
+
+    def matched(self, event: PeerMatched, now: Instant) -> None:
+        """The sender has the handoff; with the last such word the lease stops."""
+        half = self._get(event.incarnation, event.key)
+        if half is not None and half.hear(event.link, Word.MATCHED):
+            self._note_match(half, now)
+
+    def moving(self, event: PeerMoving, now: Instant) -> None:
+        """Bytes come in."""
+        half = self._get(event.incarnation, event.key)
+        if half is not None and half.hear(event.link, Word.MOVING):
+            if not half.times.first_post:
+                half.times = replace(half.times, first_post=now)
+            self._note_match(half, now)
+
+    def landed(self, event: PeerLanded, now: Instant) -> None:
+        """One sender's part is complete."""
+        half = self._get(event.incarnation, event.key)
+        if half is not None and half.hear(event.link, Word.LANDED):
+            half.counts = add(half.counts, event.counts)
+            half.sender_times = event.times
+            half.times = replace(half.times, landed=now)
+            self._settle(half, now)
+
+    def ended(self, event: PeerEnded, now: Instant) -> None:
+        """One sender's part will not come."""
+        half = self._get(event.incarnation, event.key)
+        if half is not None and half.hear(event.link, Word.FENCED if event.fenced else Word.ENDED):
+            self._end(half, event.fault, now)
+            if not event.fenced and event.fault.reason in CANT_VOUCH:
+                half.fence_by = now
+
+    def fenced(self, event: PeerFenced, now: Instant) -> None:
+        """One sender's writes are all terminal."""
+        half = self._get(event.incarnation, event.key)
+        if half is not None and half.fault is not None and half.hear(event.link, Word.FENCED):
+            self._settle(half, now)
+
+    def mover_died(self, incarnations: Iterable[Incarnation], now: Instant) -> None:
+        """The process that received is dead: nothing lands, so everything announced is fenced."""
+        fault = Fault(Reason.MOVER_DIED, "the mover that received died")
+        for incarnation in incarnations:
+            for inlet in self._ways.inlets(incarnation=incarnation):
+                self._ways.closed(inlet)
+                self._say_gone(*inlet, "the receiving mover died")
+            self._forget_routes(incarnation, "the receiving mover died")
+            for half in self._of_engine(incarnation):
+                heard = [half.hear(link, Word.FENCED) for link in half.parts]
+                if any(heard):
+                    self._end(half, fault, now)
+
+    def tick(self, now: Instant) -> None:
+        """Leases, and the patience of the fence ladder."""
+        for half in self.halves():
+            if half.fault is None and not half.matched and now >= half.deadline:
+                far = Part.WAITING in half.parts.values()
+                what = "its sender was not reached" if far else "no handoff came"
+                self._end(half, Fault(Reason.EXPIRED, f"{what} within the lease"), now)
+            elif half.fault is not None and now >= half.fence_by:
+                for link, part in half.parts.items():
+                    if part in UNFENCED and not is_local(link):
+                        self._fence((link, half.incarnation), now)
+        self._over.sweep(now)
+        self._cancelled_early.sweep(now)
+
+    def _fence(self, inlet: InletKey, now: Instant) -> None:
+        """Closes an inlet on purpose: its other transfers fail too, and the peer is told."""
+        if not self._close(inlet):
+            return
+        link, incarnation = inlet
+        self._say_gone(link, incarnation, "its inlet was closed to fence blocks")
+        fault = Fault(Reason.FENCED, "the inlet was closed to fence other blocks of this peer")
+        for half in self._of_engine(incarnation):
+            if half.parts.get(link) in LIVE and half.fault is None:
+                self._end(half, fault, now)
+
+    # --- how a half goes on ------------------------------------------------------------------------------
+
+    def _announce(self, half: Reservation, engine: Engine) -> None:
+        """Announces every part that can be, and opens the way for those that can't."""
+        if not engine.ready:
+            return
+        said = half.said
+        for link, part in half.parts.items():
+            if part is not Part.WAITING:
+                continue
+            route = self._route(half, link)
+            if self._ways.get(route) is Way.UP:
+                half.hear(link, Word.ANNOUNCE)
+                where = (said.start, said.end, said.blocks, said.priority)
+                self._out.append(SayAnnounce(Announced(link, said.incarnation, said.key, route[2], *where)))
+            elif self._ways.may_reach(route):
+                self._ways.reach(route)
+                self._out.append(Reach(*route))
+
+    def _note_match(self, half: Reservation, now: Instant) -> None:
+        if half.matched and half.fault is None and not half.times.matched:
+            half.times = replace(half.times, matched=now)
+            if self._lives(half):
+                self._out.append(TellMatched(half.incarnation, half.key, Side.RECEIVER))
+
+    def _end(self, half: Reservation, fault: Fault, now: Instant) -> None:
+        """Ends a half with a fault, unless it has one; takes back what was announced."""
+        if half.fault is None:
+            half.fault = fault
+            half.fence_by = now + self._limits.fence_patience
+            for link, part in half.parts.items():
+                if part in LIVE:
+                    name = half.sender_on(link).engine_id
+                    self._out.append(SayWithdraw(Withdrawn(link, half.incarnation, half.key, name, fault)))
+        self._settle(half, now)
+
+    def _settle(self, half: Reservation, now: Instant) -> None:
+        """Tells the engine what is new, exactly once each, and forgets the half once it is released."""
+        if self._get(half.incarnation, half.key) is not half or (half.fault is None and not half.landed):
+            return
+        released = half.fenced
+        if self._lives(half):
+            if not half.told:
+                told = TellReservationEnded(half.incarnation, half.key, half.fault, released, half.counts)
+                self._out.append(told)
+            elif released:
+                self._out.append(TellReservationReleased(half.incarnation, half.key))
+        half.told = True
+        if released:
+            del self._halves[half.incarnation][half.key]
+            fault = half.fault or Fault(Reason.UNSPECIFIED, "landed")
+            self._over.bury((half.incarnation, half.key), fault, now)
+            self._out.append(self._account(half, now))
+            self._close_when_fenced(half.incarnation)
+
+    def _close(self, inlet: InletKey) -> bool:
+        if not self._ways.close(inlet):
+            return False
+        self._out.append(CloseInlet(*inlet))
+        return True
+
+    def _close_when_fenced(self, incarnation: Incarnation) -> None:
+        """Of an engine that left and holds nothing any more, the inlets go as well."""
+        engine = self._engines.get(incarnation)
+        if engine is None or not engine.left or self._of_engine(incarnation):
+            return
+        for inlet in self._ways.inlets(incarnation=incarnation):
+            if self._close(inlet):
+                self._say_gone(*inlet, "the engine left")
+        self._forget_routes(incarnation, "the engine left")
+        self._halves.pop(incarnation, None)
+
+    def _forget_routes(self, incarnation: Incarnation, detail: str) -> None:
+        for link, _, _ in self._ways.forget(incarnation):
+            if is_local(link):
+                self._say_gone(link, incarnation, detail)
+
+    def _say_gone(self, link: LinkId, incarnation: Incarnation, detail: str) -> None:
+        self._out.append(SayReceiverGone(ReceiverGone(link, incarnation, detail)))
+
+    def _lives(self, half: Reservation) -> bool:
+        engine = self._engines.get(half.incarnation)
+        return engine is not None and not engine.left
+
+    def _reject(self, event: Reserved, reason: Reason, detail: str) -> None:
+        self._out.append(TellRejected(event.incarnation, event.key, Side.RECEIVER, Fault(reason, detail)))
+
+    # --- what is held ------------------------------------------------------------------------------------
+
+    def take(self) -> list[Instruction]:
+        """The instructions since the last call."""
+        out, self._out = self._out, []
+        return out
+
+    def halves(self) -> list[Reservation]:
+        """All that hold blocks, oldest first of each engine."""
+        return [half for halves in self._halves.values() for half in halves.values()]
+
+    def holds(self, incarnation: Incarnation) -> bool:
+        """Whether a reservation or an inlet of the engine is left."""
+        return bool(self._of_engine(incarnation)) or bool(self._ways.inlets(incarnation=incarnation))
+
+    @property
+    def attention(self) -> Attention:
+        """How soon bytes may come in from other nodes."""
+        best = Attention.IDLE
+        for half in self.halves():
+            remote = [part for link, part in half.parts.items() if not is_local(link)]
+            if Part.MOVING in remote or half.phase is Phase.FENCING:
+                return Attention.FILLING
+            if remote:
+                best = Attention.EXPECTING
+        return best
+
+    def _get(self, incarnation: Incarnation, key: TransferKey) -> Reservation | None:
+        return self._halves.get(incarnation, {}).get(key)
+
+    def _of_engine(self, incarnation: Incarnation) -> list[Reservation]:
+        return list(self._halves.get(incarnation, {}).values())
+
+    def _waiting_on(self, link: LinkId, incarnation: Incarnation) -> Iterator[Reservation]:
+        for half in self._of_engine(incarnation):
+            if half.parts.get(link) is Part.WAITING and half.fault is None:
+                yield half
+
+    def _account(self, half: Reservation, now: Instant) -> Account:
+        said = half.said
+        engine = self._engines.get(said.incarnation)
+        return Account(
+            side=Side.RECEIVER,
+            incarnation=said.incarnation,
+            engine_id=engine.engine_id if engine else "",
+            key=said.key,
+            other=names_of(said.senders),
+            label=said.label,
+            start=said.start,
+            end=said.end,
+            blocks=half.block_count,
+            times=replace(half.times, ended=now),
+            sender_times=half.sender_times,
+            counts=half.counts,
+            fault=half.fault,
+        )
+
+
+def _wrong_blocks(event: Reserved, engine: Engine) -> Fault | None:
+    for layout in engine.pools.values():
+        try:
+            check_blocks(layout, event.blocks, event.start, event.end)
+        except Refused as error:
+            return error.fault()
+    return None

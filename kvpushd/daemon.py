@@ -1,0 +1,343 @@
+# SPDX-License-Identifier: Apache-2.0
+"""kvpushd: wires the rooms, starts them, drains and stops them. Reads as the floor plan."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+import shutil
+import signal
+import socket
+import time
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+
+import structlog
+import uvloop
+from grpc_health.v1 import health_pb2
+from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined]
+from prometheus_client import CollectorRegistry
+
+from kvpush_client.events import Fault
+from kvpushd.config import Settings
+from kvpushd.core.engines import Limits
+from kvpushd.core.ledger import Ledger
+from kvpushd.core.messages import SECOND, CloseInlet, DrainBegan, MoverDied
+from kvpushd.errors import ConfigError, KvpushError
+from kvpushd.http import HttpPort
+from kvpushd.logs import Sparing
+from kvpushd.metrics import Metrics
+from kvpushd.mover.child import MoverSettings
+from kvpushd.node.engines import EngineRoom
+from kvpushd.node.history import History
+from kvpushd.node.hub import Hub
+from kvpushd.node.movers import SILENCE, Movers
+from kvpushd.node.receiving import ReceivingRoom
+from kvpushd.node.sending import SendingRoom
+from kvpushd.node.tasks import Tasks
+from kvpushd.node.view import NodeFacts, View
+from kvpushd.notify import Notify
+from kvpushd.rpc import sockets, tls
+from kvpushd.rpc.admin import AdminService, serve_admin
+from kvpushd.rpc.engine import EngineService, serve_engines
+from kvpushd.rpc.fds import FdService
+from kvpushd.rpc.links import Links, Terms
+from kvpushd.rpc.peer import PeerService, serve_peers
+from kvpushd.tracing import open_traces
+
+SOFTWARE = f"kvpushd {version('kvpushd')}"
+TICK = 0.05
+"""Seconds between looks at leases: how late one may end."""
+LOCK_PATIENCE = 10.0
+"""Seconds that a former daemon's movers may take to die."""
+
+
+def run(settings: Settings) -> int:
+    """Runs the daemon until a signal ends it. 0 = ended in order, 1 = it could not start."""
+    try:
+        return uvloop.run(Daemon(settings).serve())
+    except KvpushError as error:
+        structlog.get_logger("kvpushd").error("can't start", fault=str(error))
+        return 1
+
+
+class Daemon:
+    """One node's daemon."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._boot = secrets.token_bytes(16)
+        self._peer_port = 0
+        self._draining = False
+        self._told = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._log = structlog.get_logger("kvpushd")
+        self._notify = Notify(os.environ)
+
+    async def serve(self) -> int:
+        """From start to stop. Raises KvpushError where something can't be opened."""
+        settings = self._settings
+        async with AsyncExitStack() as stack:
+            lock = await self._own_runtime_dir()
+            stack.callback(os.close, lock)
+            lifeline, held = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, lifeline)
+            stack.callback(os.close, held)
+
+            registry = CollectorRegistry()
+            self._metrics = Metrics(registry, settings.node, version("kvpushd"))
+            traces = open_traces(settings.otlp_endpoint, settings.node, version("kvpushd"))
+            stack.callback(traces.close)
+            self._ledger = Ledger(_limits(settings))
+            self._hub = hub = Hub(self._ledger)
+            self._history = History(hub, self._metrics, traces, settings.limits.history)
+
+            self._movers = movers = Movers(
+                hub, self._mover_settings, (held, lock), self._mover_died, self._mover_replaced
+            )
+            await movers.start()
+            stack.push_async_callback(movers.stop)
+            self._engines = engines = EngineRoom(
+                hub,
+                movers,
+                lease=settings.lease,
+                peer_address=self._peer_address,
+                software=SOFTWARE,
+                first_token=self._history.first_token,
+                metrics=self._metrics,
+            )
+            self._receiving = ReceivingRoom(hub, movers, engines, self._agent("in"), self._link_down)
+            self._sending = SendingRoom(hub, movers, engines, self._peer_refused, self._link_down)
+            hub.on(CloseInlet, lambda _: self._metrics.inlet_destroyed())
+            hub.afterwards(lambda: movers.attend(self._ledger.attention))
+            self._view = self._make_view()
+            self._sparing = Sparing(self._log)
+
+            tasks = Tasks("daemon")
+            stack.push_async_callback(tasks.close)
+            await self._open(stack, lifeline, registry, tasks)
+            tasks.start(movers.watch())
+            tasks.start(hub.tick(TICK))
+            tasks.start(self._metrics.watch_loop())
+            tasks.start(self._notify.watch(self._is_well))
+            return await self._until_told(tasks)
+
+    # --- opening -----------------------------------------------------------------------------------------
+
+    async def _own_runtime_dir(self) -> int:
+        """Makes the directory and takes its lock, which movers inherit: it is free only once a former daemon
+        and all of its movers are dead, so that nothing of theirs can write any more."""
+        path = self._settings.runtime_dir
+        try:
+            path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise ConfigError(f"runtime_dir {path}: {error.strerror}; choose another, or make it") from error
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return lock
+            except BlockingIOError:
+                if time.monotonic() > deadline or _answers(str(path / "kvpushd.sock")):
+                    os.close(lock)
+                    raise ConfigError(
+                        f"another kvpushd runs in {path}: stop it, or choose another runtime_dir"
+                    ) from None
+                await asyncio.sleep(0.02)
+
+    async def _open(
+        self, stack: AsyncExitStack, lifeline: int, registry: CollectorRegistry, tasks: Tasks
+    ) -> None:
+        """Opens every socket; the engines' last, so that whoever connects finds all else there."""
+        settings, limits = self._settings, self._settings.limits
+        path = settings.runtime_dir
+        health = health_aio.HealthServicer()
+        terms = Terms(
+            settings.node,
+            self._boot,
+            SOFTWARE,
+            settings.link_silence,
+            settings.connect_timeout,
+            limits.message_bytes,
+            limits.items_per_message,
+            limits.queued_items,
+        )
+        security = tls.choose(
+            settings.tls.ca,
+            settings.tls.cert,
+            settings.tls.key,
+            insecure=settings.insecure_peers,
+            allowed=settings.allowed_peers,
+        )
+        if settings.tls.given or settings.insecure_peers:
+            self._receiving.use(Links(terms, security, self._receiving))
+            address = f"{settings.peer_host}:{settings.peer_port}"
+            peers = PeerService(terms, security, self._sending)
+            server, self._peer_port = await serve_peers(peers, health, security, terms, address)
+            stack.push_async_callback(server.stop, None)
+        else:
+            self._log.warning("no peers: neither [tls] nor insecure_peers is configured")
+
+        admin = AdminService(self._view, lambda error: self._metrics.rejected("admin", error.reason))
+        server = await serve_admin(admin, health, path / "admin.sock", mode=settings.socket_mode)
+        stack.push_async_callback(server.stop, None)
+        http = HttpPort(registry, lambda: self._metrics.holding(self._view.holding()), self._problems)
+        http_port = await http.open(settings.http_host, settings.http_port)
+        stack.push_async_callback(http.close)
+
+        service = EngineService(self._engines, most_events=limits.queued_items)
+        listener = sockets.listen(path / "fd.sock", socket.SOCK_SEQPACKET, mode=settings.socket_mode)
+        stack.callback((path / "fd.sock").unlink, missing_ok=True)
+        stack.callback(listener.close)
+        tasks.start(FdService(listener, service.bearer, self._engines, lifeline).serve())
+        engines = await serve_engines(service, path / "kvpushd.sock", mode=settings.socket_mode)
+        stack.push_async_callback(engines.stop, None)
+        stack.push_async_callback(self._close_rooms)
+        self._own_sockets()
+        await health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._notify.ready(f"node {settings.node}")
+        self._log.info(
+            "ready",
+            node=settings.node,
+            runtime_dir=str(path),
+            peers=f"{settings.advertised_host}:{self._peer_port}" if self._peer_port else "none",
+            http=f"{settings.http_host}:{http_port}",
+        )
+
+    def _own_sockets(self) -> None:
+        if self._settings.socket_group:
+            for name in ("kvpushd.sock", "fd.sock", "admin.sock"):
+                shutil.chown(self._settings.runtime_dir / name, group=self._settings.socket_group)
+
+    async def _close_rooms(self) -> None:
+        await self._engines.close()
+        await self._receiving.close()
+        await self._sending.close()
+
+    # --- running -----------------------------------------------------------------------------------------
+
+    async def _until_told(self, tasks: Tasks) -> int:
+        """SIGTERM and SIGINT drain; a second one stops now."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        await self._told.wait()
+        self._drain()
+        self._notify.stopping("draining")
+        try:
+            async with asyncio.timeout(self._settings.drain_timeout):
+                await self._idle_or_stopped()
+        except TimeoutError:
+            held = self._view.held()
+            self._log.warning("drain timed out", reservations=held.reservations, handoffs=held.handoffs)
+        self._log.info("stopping")
+        return 0
+
+    def _signalled(self) -> None:
+        if self._told.is_set():
+            self._stop.set()
+        self._told.set()
+
+    async def _idle_or_stopped(self) -> None:
+        idle = asyncio.Event()
+        self._hub.afterwards(lambda: idle.set() if self._ledger.idle else None)
+        waits = [asyncio.ensure_future(idle.wait()), asyncio.ensure_future(self._stop.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        self._log.info("idle" if self._ledger.idle else "stopped before it was idle")
+
+    def _drain(self) -> None:
+        if not self._draining:
+            self._draining = True
+            self._log.info("draining")
+            self._hub.feed(DrainBegan())
+            self._engines.drain()
+
+    # --- what the rooms ask for, and tell ----------------------------------------------------------------
+
+    def _peer_address(self) -> tuple[str, int]:
+        return self._settings.advertised_host, self._peer_port
+
+    def _agent(self, what: str) -> str:
+        """A name for transport agents: unique among all nodes and all starts."""
+        return f"{self._settings.node}-{self._boot.hex()[:12]}-{what}"
+
+    def _mover_settings(self) -> MoverSettings:
+        ucx = self._settings.ucx
+        return MoverSettings(
+            agent=self._agent(f"out-{self._movers.restarts}"),
+            ucx_tls=ucx.tls,
+            net_devices=ucx.net_devices,
+            environment=ucx.env,
+            fault="corrupt-writes" if self._settings.faults.corrupt_writes else None,
+        )
+
+    def _mover_died(self, fault: Fault) -> None:
+        self._metrics.mover_restarted()
+        self._receiving.forget_inlets()
+        self._sending.drop_links(fault.detail)
+        self._hub.feed(MoverDied(frozenset(entry.incarnation for entry in self._engines)))
+
+    async def _mover_replaced(self) -> None:
+        await self._engines.map_again()
+
+    def _peer_refused(self, address: str, fault: Fault) -> None:
+        self._metrics.rejected("peer", fault.reason)
+        host = address.rpartition(":")[0]
+        self._sparing.warning(
+            f"{host} {fault.reason.name}", "peer refused", address=address, fault=str(fault)
+        )
+
+    def _link_down(self, role: str, fault: Fault) -> None:
+        self._metrics.link_down(role, fault)
+
+    def _is_well(self) -> bool:
+        """What the watchdog hears, as the loop turns: the mover turns too, or another is being started."""
+        handle = self._movers.handle
+        return handle is None or asyncio.get_running_loop().time() - handle.last_beat < 2 * SILENCE
+
+    def _make_view(self) -> View:
+        settings = self._settings
+        security = "mtls" if settings.tls.given else "insecure" if settings.insecure_peers else "none"
+        return View(
+            NodeFacts(settings.node, SOFTWARE, time.time_ns(), security),
+            self._ledger,
+            self._engines,
+            self._movers,
+            self._receiving,
+            self._sending,
+            self._history,
+            peer_address=self._peer_address,
+            problems=self._problems,
+            draining=lambda: self._draining,
+            drain=self._drain,
+        )
+
+    def _problems(self) -> list[str]:
+        problems = []
+        if self._draining:
+            problems.append("it drains")
+        if self._movers.handle is None:
+            problems.append("the mover died and is being replaced")
+        return problems
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        lease=int(settings.lease * SECOND),
+        fence_patience=int(settings.fence_patience * SECOND),
+        pinned_share=settings.pinned_share,
+        halves_per_engine=settings.limits.reservations_per_engine,
+        write_bytes=settings.window_bytes,
+        link_bytes=settings.peer_bytes_in_flight,
+    )
+
+
+def _answers(path: str) -> bool:
+    """Whether a daemon listens there."""
+    with socket.socket(socket.AF_UNIX) as tried:
+        return tried.connect_ex(path) == 0

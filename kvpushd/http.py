@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP port: /metrics, /healthz, /readyz."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from kvpushd.errors import ConfigError
+
+
+class HttpPort:
+    """Serves what its two functions say at the moment of the request."""
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        refresh: Callable[[], None],
+        problems: Callable[[], Sequence[str]],
+    ) -> None:
+        """`refresh` sets the gauges before a scrape; `problems` says why the node is not ready, in lines."""
+        self._registry = registry
+        self._refresh = refresh
+        self._problems = problems
+        self._runner: web.AppRunner | None = None
+
+    async def open(self, host: str, port: int) -> int:
+        """Listens; returns the port. Raises ConfigError if it can't."""
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthz),
+                web.get("/readyz", self._readyz),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self.close()
+            raise ConfigError(f"can't listen on {host}:{port} (http): {error.strerror or error}") from error
+        bound: int = self._runner.addresses[0][1]
+        return bound
+
+    async def close(self) -> None:
+        """Listens no more."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._refresh()
+        encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return web.Response(body=encode(self._registry), headers={"Content-Type": content_type})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        problems = self._problems()
+        if problems:
+            return web.Response(status=503, text="".join(f"{problem}\n" for problem in problems))
+        return web.Response(text="ready\n")

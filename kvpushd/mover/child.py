@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mover's process as the daemon sees it: started, watched, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from kvpushd.mover.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class MoverSettings:
+    """How a mover is started.
+
+    `agent` names its sending agent, unique among all peers and for ever. `ucx_tls` and `net_devices` are
+    UCX's variables of these names; `environment` is added last. `fault` is one of process.FAULTS.
+    """
+
+    agent: str
+    ucx_tls: str = "tcp,self"
+    net_devices: str = "all"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    fault: str | None = None
+
+
+class Child(Protocol):
+    """Whatever runs at the other end of a link."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
+
+    def kill(self) -> None:
+        """Ends it, soon; harmless to repeat."""
+        ...
+
+    async def wait(self) -> str:
+        """Returns once it is no more, saying how it ended."""
+        ...
+
+
+class MoverProcess:
+    """A child process. `wait` returns only when the kernel has taken it down: nothing of it runs any more."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        # A pidfd and not SIGCHLD: it names this process for ever, and needs no handler in the daemon.
+        self._pidfd = os.pidfd_open(process.pid)
+        self._reaping: asyncio.Task[str] | None = None
+
+    @classmethod
+    def start(cls, settings: MoverSettings, pass_fds: Sequence[int] = ()) -> tuple[Link, MoverProcess]:
+        """Starts a mover; it inherits `pass_fds` and holds them open as long as it lives.
+
+        Call it from a thread that outlives the mover: the kernel kills the child with the thread.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        command = [sys.executable, "-P", "-m", "kvpushd.mover"]
+        command += ["--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--agent", settings.agent]
+        if settings.fault is not None:
+            command += ["--fault", settings.fault]
+        with theirs:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # NIXL logs to stdout, which is nobody's data here
+                env=_environment(settings),
+                pass_fds=(theirs.fileno(), *pass_fds),
+            )
+        return Link(ours), cls(process)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def kill(self) -> None:
+        """Sends SIGKILL, unless it is gone."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> str:
+        """Returns once it is reaped, saying how it ended; any number of callers."""
+        if self._reaping is None:
+            self._reaping = asyncio.ensure_future(self._reap())
+        return await asyncio.shield(self._reaping)
+
+    async def _reap(self) -> str:
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def end() -> None:
+            loop.remove_reader(self._pidfd)  # it stays readable for ever
+            if not ended.done():
+                ended.set_result(None)
+
+        loop.add_reader(self._pidfd, end)
+        await ended
+        status = self._process.wait()
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if status < 0:
+            return f"killed by {signal.Signals(-status).name}"
+        return f"exit status {status}"
+
+
+def _environment(settings: MoverSettings) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment.setdefault("NIXL_LOG_LEVEL", "WARN")
+    # numpy's BLAS would start a thread per core, with its memory, for nothing.
+    environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
+    environment["UCX_TLS"] = settings.ucx_tls
+    environment["UCX_NET_DEVICES"] = settings.net_devices
+    environment.update(settings.environment)
+    return environment

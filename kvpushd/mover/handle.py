@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mover as the daemon uses it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvpush_client._proto import mover_pb2, types_pb2
+from kvpush_client.events import Fault, Reason
+from kvpushd.core.layout import BlockLists, Layout, Window
+from kvpushd.core.messages import WriteEnded, WriteId
+from kvpushd.errors import BadMemory, Invalid, KvpushError, LayoutMismatch, MoverDied, TransportFailed
+from kvpushd.mover.attention import Attention
+from kvpushd.mover.child import Child, MoverProcess, MoverSettings
+from kvpushd.mover.link import Link, LinkClosed
+from kvpushd.rpc import wire
+
+Ended = Callable[[WriteEnded], None]
+_Key = tuple[str, bytes | int]
+
+# What a mover refuses with; KvpushError for what a later one may.
+_REFUSALS: dict[Reason, type[KvpushError]] = {
+    kind.reason: kind for kind in (BadMemory, Invalid, LayoutMismatch, TransportFailed)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OutletPool:
+    """A pool behind an outlet: its address in the other mover, and how it is cut."""
+
+    pool_id: bytes
+    base: int
+    layout: Layout
+
+
+class MoverHandle:
+    """Commands to one mover, and its reports. One event loop's; nothing here blocks or computes.
+
+    A call raises the KvpushError that the mover refused it with. When the mover dies, every call that waits
+    raises MoverDied, every write in flight ends with that fault, exactly once, and then `died` is done; what
+    is asked of the handle later fails in the same way. Cancelling a call leaves the mover to finish it.
+    """
+
+    def __init__(self, link: Link, child: Child) -> None:
+        """For `spawn`, and for a mover that is no process. Must be called on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._link = link
+        self._child = child
+        self._open = True
+        self._stopping = False
+        self._calls: dict[_Key, asyncio.Future[mover_pb2.MoverReport]] = {}
+        self._writes: dict[int, Ended] = {}
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._ready.add_done_callback(lambda ready: ready.exception())  # not everybody awaits it
+        self._died: asyncio.Future[Fault] = self._loop.create_future()
+        self._transports: tuple[str, ...] = ()
+        self._last_beat = self._loop.time()
+        self._rounds = 0
+        self._loop.add_reader(link.fileno(), self._readable)
+        self._watch = self._loop.create_task(self._bury())
+
+    @classmethod
+    async def spawn(
+        cls, settings: MoverSettings, *, pass_fds: Sequence[int] = (), within: float = 30.0
+    ) -> MoverHandle:
+        """Starts a mover process and returns once it is ready (half a second, most of it loading UCX).
+
+        `pass_fds` are inherited and stay open until it dies. Raises MoverDied where it ends before that, or
+        takes longer than `within` seconds; it is then killed.
+        """
+        link, process = MoverProcess.start(settings, pass_fds)
+        handle = cls(link, process)
+        try:
+            await asyncio.wait_for(handle.ready(), within)
+        except TimeoutError:
+            await handle.kill()
+            raise MoverDied(
+                f"the mover was not ready within {within:g} s: is the machine overloaded?"
+            ) from None
+        except asyncio.CancelledError:
+            process.kill()
+            raise
+        return handle
+
+    async def ready(self) -> None:
+        """Returns once the mover runs. Raises MoverDied where it ended before that."""
+        await asyncio.shield(self._ready)
+
+    @property
+    def pid(self) -> int:
+        """The mover's process id."""
+        return self._child.pid
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """Names of the transports that loaded."""
+        return self._transports
+
+    @property
+    def last_beat(self) -> float:
+        """When the mover was last heard of, by the loop's clock. It beats at least each second."""
+        return self._last_beat
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the mover's loop, as of the last beat."""
+        return self._rounds
+
+    @property
+    def writes_in_flight(self) -> int:
+        """Writes posted and not ended."""
+        return len(self._writes)
+
+    @property
+    def died(self) -> asyncio.Future[Fault]:
+        """Done once the mover is reaped: nothing of it reads or writes a pool any more. Also after `stop`."""
+        return self._died
+
+    async def map_pool(self, pool_id: bytes, fd: int, layout: Layout) -> None:
+        """Maps and registers a pool. The descriptor stays the caller's."""
+        command = mover_pb2.MapPool(pool_id=pool_id, layout=wire.layout_to_wire(layout))
+        await self._ask(("pool_mapped", pool_id), mover_pb2.MoverCommand(map_pool=command), fd)
+
+    async def unmap_pool(self, pool_id: bytes) -> None:
+        """Deregisters and unmaps a pool; returns once no inlet and no write held it any more."""
+        command = mover_pb2.UnmapPool(pool_id=pool_id)
+        await self._ask(("pool_unmapped", pool_id), mover_pb2.MoverCommand(unmap_pool=command))
+
+    async def open_inlet(
+        self, inlet_id: int, pool_ids: Sequence[bytes], agent: str
+    ) -> tuple[types_pb2.Inlet, list[int]]:
+        """Makes a receiving agent; returns what the peer needs, and the pools' addresses in their order."""
+        command = mover_pb2.OpenInlet(inlet_id=inlet_id, pool_ids=pool_ids, agent=agent)
+        report = await self._ask(("inlet_opened", inlet_id), mover_pb2.MoverCommand(open_inlet=command))
+        return report.inlet_opened.inlet, list(report.inlet_opened.bases)
+
+    async def close_inlet(self, inlet_id: int) -> None:
+        """The fence: when it returns, nothing lands through this inlet any more."""
+        command = mover_pb2.CloseInlet(inlet_id=inlet_id)
+        await self._ask(("inlet_closed", inlet_id), mover_pb2.MoverCommand(close_inlet=command))
+
+    async def open_outlet(self, outlet_id: int, inlet: types_pb2.Inlet, pools: Sequence[OutletPool]) -> None:
+        """Makes a peer's inlet a place to write to. 0 is no outlet's id: it means this mover."""
+        command = mover_pb2.OpenOutlet(outlet_id=outlet_id, inlet=inlet)
+        for pool in pools:
+            layout = wire.layout_to_wire(pool.layout)
+            command.pools.append(mover_pb2.OutletPool(pool_id=pool.pool_id, base=pool.base, layout=layout))
+        await self._ask(("outlet_opened", outlet_id), mover_pb2.MoverCommand(open_outlet=command))
+
+    def close_outlet(self, outlet_id: int) -> None:
+        """Forgets it, once its last write has ended; what is posted to it later is refused."""
+        self._send(mover_pb2.MoverCommand(close_outlet=mover_pb2.CloseOutlet(outlet_id=outlet_id)))
+
+    def post(
+        self,
+        write: WriteId,
+        *,
+        source_pool: bytes,
+        source_blocks: BlockLists,
+        outlet_id: int,
+        target_pool: bytes,
+        target_blocks: BlockLists,
+        window: Window,
+        ended: Ended,
+    ) -> None:
+        """Begins a write; `ended` is called exactly once, later, from the loop.
+
+        An end with a fault says that nothing reads the source any more. It does not say that nothing lands:
+        for an outlet, that takes the receiver's `close_inlet`.
+        """
+        if write in self._writes:
+            raise ValueError(f"write {write} is in flight: ids are used once")
+        self._writes[write] = ended
+        command = mover_pb2.PostWrite(
+            write_id=write,
+            source_pool=source_pool,
+            outlet_id=outlet_id,
+            target_pool=target_pool,
+            source_blocks=wire.blocks_to_wire(source_blocks),
+            target_blocks=wire.blocks_to_wire(target_blocks),
+            start=window.start,
+            end=window.end,
+            first_layer=window.first_layer,
+            end_layer=window.end_layer,
+        )
+        if self._died.done():
+            self._end_writes(self._died.result())
+            return
+        self._send(mover_pb2.MoverCommand(post_write=command))
+
+    def attend(self, level: Attention) -> None:
+        """Says how eagerly to poll from now on."""
+        attention = mover_pb2.Attention.ValueType(level)
+        self._send(mover_pb2.MoverCommand(attend=mover_pb2.Attend(attention=attention)))
+
+    async def stop(self, within: float = 10.0) -> None:
+        """Ends the mover in order, or after `within` seconds by SIGKILL. Returns once it is reaped."""
+        self._stopping = True
+        self._send(mover_pb2.MoverCommand(stop=mover_pb2.StopMover()))
+        try:
+            await asyncio.wait_for(asyncio.shield(self._died), within)
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """Ends the mover by SIGKILL, be it stopped or spinning. Returns once it is reaped."""
+        self._child.kill()
+        await asyncio.shield(self._died)
+
+    async def _ask(
+        self, key: _Key, command: mover_pb2.MoverCommand, fd: int | None = None
+    ) -> mover_pb2.MoverReport:
+        if self._died.done():
+            raise MoverDied(self._died.result().detail)
+        if key in self._calls:
+            raise ValueError(f"{key[0]} is awaited for {key[1]!r} already")
+        answer: asyncio.Future[mover_pb2.MoverReport] = self._loop.create_future()
+        self._calls[key] = answer
+        try:
+            self._send(command, fd)
+            report = await answer
+        finally:
+            if self._calls.get(key) is answer:
+                del self._calls[key]
+        body = getattr(report, key[0])
+        if body.DESCRIPTOR.fields_by_name.get("fault") is not None and body.HasField("fault"):
+            fault = wire.fault_from_wire(body.fault)
+            raise _REFUSALS.get(fault.reason, KvpushError)(fault.detail)
+        return report
+
+    def _send(self, command: mover_pb2.MoverCommand, fd: int | None = None) -> None:
+        """Sends, or, where the mover is about to be found dead, does nothing: `_bury` then ends all."""
+        if not self._open:
+            return
+        try:
+            self._link.send(command.SerializeToString(), fd)
+        except LinkClosed:
+            self._hang_up()
+            return
+        if self._link.pending:
+            self._loop.add_writer(self._link.fileno(), self._writable)
+
+    def _writable(self) -> None:
+        try:
+            self._link.flush()
+        except LinkClosed:
+            self._hang_up()
+            return
+        if not self._link.pending:
+            self._loop.remove_writer(self._link.fileno())
+
+    def _readable(self) -> None:
+        try:
+            messages = self._link.receive()
+        except LinkClosed:
+            self._hang_up()
+            return
+        self._last_beat = self._loop.time()
+        for message in messages:
+            self._hear(mover_pb2.MoverReport.FromString(message))
+
+    def _hear(self, report: mover_pb2.MoverReport) -> None:
+        kind = report.WhichOneof("report")
+        match kind:
+            case "ready":
+                self._transports = tuple(report.ready.transports)
+                if not self._ready.done():
+                    self._ready.set_result(None)
+            case "beat":
+                self._rounds = report.beat.rounds
+            case "write_ended":
+                self._end_write(report.write_ended)
+            case "pool_mapped" | "pool_unmapped":
+                self._answer((kind, getattr(report, kind).pool_id), report)
+            case "inlet_opened" | "inlet_closed":
+                self._answer((kind, getattr(report, kind).inlet_id), report)
+            case "outlet_opened":
+                self._answer((kind, report.outlet_opened.outlet_id), report)
+
+    def _answer(self, key: _Key, report: mover_pb2.MoverReport) -> None:
+        # Nobody waits where the call was cancelled.
+        answer = self._calls.pop(key, None)
+        if answer is not None and not answer.done():
+            answer.set_result(report)
+
+    def _end_write(self, report: mover_pb2.WriteEnded) -> None:
+        fault = wire.fault_from_wire(report.fault) if report.HasField("fault") else None
+        ended = WriteEnded(
+            write=WriteId(report.write_id),
+            fault=fault,
+            bytes=report.bytes,
+            runs=report.runs,
+            posted=report.posted_monotonic_ns,
+            ended=report.ended_monotonic_ns,
+        )
+        # By call_soon, so that a callback that raises does not keep the other reports from being heard.
+        self._loop.call_soon(self._writes.pop(report.write_id), ended)
+
+    def _end_writes(self, fault: Fault) -> None:
+        for write in list(self._writes):
+            self._loop.call_soon(self._writes.pop(write), WriteEnded(WriteId(write), fault))
+
+    def _hang_up(self) -> None:
+        """The link is closed. The mover may yet run: make sure that it does not."""
+        if not self._open:
+            return
+        self._open = False
+        self._loop.remove_reader(self._link.fileno())
+        self._loop.remove_writer(self._link.fileno())
+        self._link.close()
+        # After StopMover it closes the link by its exit; it may still be at it.
+        if not self._stopping:
+            self._child.kill()
+
+    async def _bury(self) -> None:
+        """Waits for the end of the mover, hears its last words, and tells everybody."""
+        how = await self._child.wait()
+        for _ in range(2):  # what is left to read, then its end
+            if self._open:
+                self._readable()
+        self._hang_up()
+        fault = Fault(Reason.MOVER_DIED, f"the mover {self._child.pid} ended ({how})")
+        for answer in self._calls.values():
+            if not answer.done():
+                answer.set_exception(MoverDied(fault.detail))
+        self._calls.clear()
+        if not self._ready.done():
+            self._ready.set_exception(
+                MoverDied(f"{fault.detail} before it was ready: see its messages on stderr")
+            )
+        self._end_writes(fault)
+        self._died.set_result(fault)

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mover's process: one thread that serves a link until its daemon stops it, or is gone.
+
+Started by `handle.MoverHandle.spawn` as `python -m kvpushd.mover`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Sequence
+
+from kvpush_client._proto import mover_pb2
+from kvpushd.memory.host import anonymous
+from kvpushd.mover.link import Link, LinkClosed
+from kvpushd.mover.mover import Mover
+from kvpushd.mover.transport.corrupt import WRONG_BYTES, Corrupting
+from kvpushd.mover.transport.local import LocalCarrier
+from kvpushd.mover.transport.nixl import NixlTransport
+
+FAULTS = ("corrupt-writes",)
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_TIMERSLACK = 29
+# Below this a wait is a nap: poll(2) counts in milliseconds.
+_NAP = 0.001
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the child. Returns the exit status, or ends the process where the daemon is gone."""
+    parser = argparse.ArgumentParser(prog="python -m kvpushd.mover", description=__doc__)
+    parser.add_argument("--fd", type=int, required=True, help="the link's descriptor, inherited")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
+    parser.add_argument("--agent", required=True, help="name of the sending agent, unique for ever")
+    parser.add_argument("--fault", choices=FAULTS, help="damage what is carried, to test who checks it")
+    options = parser.parse_args(argv)
+    _settle(options.parent)
+    link = Link(socket.socket(fileno=options.fd))
+    mover = _build(options.agent, options.fault)
+    try:
+        serve(link, mover)
+    except LinkClosed:
+        # The daemon is dead. Whoever waits for that proof waits for this process too: no tidying.
+        os._exit(0)
+    mover.close()
+    return 0
+
+
+def serve(link: Link, mover: Mover) -> None:
+    """Goes round until StopMover. Raises LinkClosed where the other end closed."""
+    poller = select.poll()
+    poller.register(link, select.POLLIN)
+    link.send(mover.ready().SerializeToString())
+    waiting_to_send = False
+    while True:
+        if link.pending != waiting_to_send:
+            waiting_to_send = link.pending
+            poller.modify(link, select.POLLIN | (select.POLLOUT if waiting_to_send else 0))
+        wait = mover.wait
+        if 0 < wait < _NAP:
+            time.sleep(wait)
+        if poller.poll(0 if wait < _NAP else wait * 1000):
+            link.flush()
+            for message in link.receive():
+                command = mover_pb2.MoverCommand.FromString(message)
+                if command.HasField("stop"):
+                    return
+                for report in mover.handle(command, link.take_descriptor):
+                    link.send(report.SerializeToString())
+        for report in mover.step():
+            link.send(report.SerializeToString())
+
+
+def _settle(parent: int) -> None:
+    """Ties this process's life to the daemon's, and to nothing else."""
+    libc = ctypes.CDLL(None)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(0)
+    # A service manager, or a terminal's Ctrl-C, signals the whole group; a daemon that drains needs its
+    # movers until it says StopMover.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    # The default of 50 us would make a nap of 20 us one of 70.
+    libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+
+
+def _build(agent: str, fault: str | None) -> Mover:
+    local, transport = LocalCarrier(), NixlTransport(agent)
+    if fault is None:
+        return Mover(local, transport)
+    return Mover(
+        Corrupting(local, anonymous(WRONG_BYTES)),
+        transport,
+        outgoing=Corrupting(transport, anonymous(WRONG_BYTES)),
+    )

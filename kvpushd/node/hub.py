@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Events to the ledger, and its instructions to whoever carries them out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import structlog
+
+from kvpushd.core.ledger import Ledger
+from kvpushd.core.messages import Event, Instant, Instruction, Tick
+
+I = TypeVar("I")  # noqa: E741, the type of an instruction
+
+
+def now() -> Instant:
+    """The node's clock: engines and movers stamp with the same."""
+    return time.monotonic_ns()
+
+
+class Hub:
+    """The one place where the ledger is touched. Belongs to the event loop's thread.
+
+    Rooms say which instructions they carry out, once, before the first event. Carrying one out must not
+    block, and may feed events: they are taken in their turn.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self._carriers: dict[type, list[Callable[[Any], None]]] = {}
+        self._waiting: deque[Event] = deque()
+        self._busy = False
+        self._after: list[Callable[[], None]] = []
+        self._log = structlog.get_logger("kvpushd.hub")
+
+    def on(self, kind: type[I], carry: Callable[[I], None]) -> None:
+        """From now on `carry` carries out instructions of this kind."""
+        self._carriers.setdefault(kind, []).append(carry)
+
+    def afterwards(self, call: Callable[[], None]) -> None:
+        """Has `call` called after each batch of events: to look at what the ledger has become."""
+        self._after.append(call)
+
+    def feed(self, event: Event) -> None:
+        """Takes an event in, and carries out what follows from it."""
+        self._waiting.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        try:
+            while self._waiting:
+                for instruction in self.ledger.handle(self._waiting.popleft(), now()):
+                    self._carry(instruction)
+        finally:
+            self._busy = False
+        for call in self._after:
+            call()
+
+    def _carry(self, instruction: Instruction) -> None:
+        for carry in self._carriers[type(instruction)]:
+            try:
+                carry(instruction)
+            except Exception:  # noqa: BLE001, logged with its traceback
+                # One instruction that can't be carried out must not keep the others of its batch, which
+                # belong to other transfers, from being so.
+                self._log.exception("instruction failed", instruction=type(instruction).__name__)
+
+    async def tick(self, every: float) -> None:
+        """Lets the ledger know that time passes, until cancelled."""
+        while True:
+            await asyncio.sleep(every)
+            self.feed(Tick())

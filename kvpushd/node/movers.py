@@ -1,0 +1,186 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The mover of the node: kept alive, watched, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from kvpush_client._proto import types_pb2
+from kvpush_client.events import Fault, Reason
+from kvpush_client.layout import Layout
+from kvpushd.core.attention import Attention
+from kvpushd.core.messages import Post, WriteEnded
+from kvpushd.errors import KvpushError, MoverDied
+from kvpushd.mover import attention as levels
+from kvpushd.mover.child import MoverSettings
+from kvpushd.mover.handle import MoverHandle, OutletPool
+from kvpushd.node.hub import Hub
+
+SILENCE = 5.0
+"""Seconds without a beat after which a mover counts as stuck; it beats each second."""
+
+LEVELS = {
+    Attention.IDLE: levels.Attention.IDLE,
+    Attention.EXPECTING: levels.Attention.EXPECTING,
+    Attention.FILLING: levels.Attention.FILLING,
+}
+
+
+class Movers:
+    """One mover for all pools of the node: a CPU node needs no more. What is asked of it while it is being
+    replaced fails as if it had died of it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        settings: Callable[[], MoverSettings],
+        pass_fds: Sequence[int],
+        on_died: Callable[[Fault], None],
+        on_replaced: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`settings` are asked for at each start, for an agent's name is used once; `on_died` is called as
+        soon as a mover is reaped, `on_replaced` once the next one is ready."""
+        self._hub = hub
+        self._settings = settings
+        self._pass_fds = pass_fds
+        self._on_died = on_died
+        self._on_replaced = on_replaced
+        self._handle: MoverHandle | None = None
+        self._attention = Attention.IDLE
+        self._ids = 0
+        self.restarts = 0
+        self.pools: set[bytes] = set()
+        self.inlets: set[int] = set()
+        self._log = structlog.get_logger("kvpushd.movers")
+
+    async def start(self) -> None:
+        """Starts the mover. Raises MoverDied where it can't be."""
+        self._handle = await MoverHandle.spawn(self._settings(), pass_fds=self._pass_fds)
+        self._log.info("mover ready", pid=self._handle.pid, transports=self._handle.transports)
+
+    @property
+    def handle(self) -> MoverHandle | None:
+        """The mover, where one lives."""
+        return self._handle
+
+    async def watch(self) -> None:
+        """Replaces a mover that died, kills one that is stuck. Until cancelled."""
+        patience = 0.05
+        while True:
+            handle = self._handle
+            assert handle is not None
+            fault = await self._end_of(handle)
+            self._handle = None
+            self.restarts += 1
+            self.pools.clear()
+            self.inlets.clear()
+            self._log.error("mover died", pid=handle.pid, fault=str(fault))
+            self._on_died(fault)
+            while self._handle is None:
+                try:
+                    await self.start()
+                except MoverDied as error:
+                    self._log.error("mover can't be started", error=str(error))
+                    await asyncio.sleep(patience)
+                    patience = min(patience * 2, 5.0)
+            patience = 0.05
+            self._attend(self._attention)
+            await self._on_replaced()
+
+    async def _end_of(self, handle: MoverHandle) -> Fault:
+        loop = asyncio.get_running_loop()
+        while True:
+            done, _ = await asyncio.wait({handle.died}, timeout=1.0)
+            if done:
+                return handle.died.result()
+            if loop.time() - handle.last_beat > SILENCE:
+                self._log.error("mover is stuck: killed", pid=handle.pid, silent=SILENCE)
+                await handle.kill()
+
+    async def stop(self) -> None:
+        """Ends the mover in order."""
+        if self._handle is not None:
+            await self._handle.stop()
+            self._handle = None
+
+    def attend(self, attention: Attention) -> None:
+        """Says how eagerly to look for bytes that come in."""
+        if attention is not self._attention:
+            self._attention = attention
+            self._attend(attention)
+
+    def _attend(self, attention: Attention) -> None:
+        if self._handle is not None:
+            self._handle.attend(LEVELS[attention])
+
+    def next_id(self) -> int:
+        """A number for an inlet or an outlet, never used before."""
+        self._ids += 1
+        return self._ids
+
+    def _alive(self) -> MoverHandle:
+        if self._handle is None:
+            raise MoverDied("the mover died and is being replaced")
+        return self._handle
+
+    async def map_pool(self, pool_id: bytes, fd: int, layout: Layout) -> None:
+        """Maps and registers a pool. Raises KvpushError."""
+        await self._alive().map_pool(pool_id, fd, layout)
+        self.pools.add(pool_id)
+
+    async def unmap_pool(self, pool_id: bytes) -> None:
+        """Returns once the pool is unmapped: also if that is since the mover is dead."""
+        self.pools.discard(pool_id)
+        try:
+            await self._alive().unmap_pool(pool_id)
+        except MoverDied:
+            self._log.info("pool was unmapped by the mover's death", pool=pool_id.hex())
+
+    async def open_inlet(
+        self, inlet_id: int, pool_ids: Sequence[bytes], agent: str
+    ) -> tuple[types_pb2.Inlet, list[int]]:
+        """Makes a receiving agent. Raises KvpushError."""
+        opened = await self._alive().open_inlet(inlet_id, pool_ids, agent)
+        self.inlets.add(inlet_id)
+        return opened
+
+    async def close_inlet(self, inlet_id: int) -> None:
+        """The fence: returns once nothing lands through it, also if that is since the mover is dead."""
+        self.inlets.discard(inlet_id)
+        try:
+            await self._alive().close_inlet(inlet_id)
+        except MoverDied:
+            self._log.info("inlet was closed by the mover's death", inlet=inlet_id)
+
+    async def open_outlet(self, outlet_id: int, inlet: types_pb2.Inlet, pools: Sequence[OutletPool]) -> None:
+        """Makes a peer's inlet a place to write to. Raises KvpushError."""
+        await self._alive().open_outlet(outlet_id, inlet, pools)
+
+    def close_outlet(self, outlet_id: int) -> None:
+        """Forgets it, once its last write has ended."""
+        if self._handle is not None:
+            self._handle.close_outlet(outlet_id)
+
+    def post(self, post: Post, *, source_pool: bytes, outlet_id: int, target_pool: bytes) -> None:
+        """Begins a write; its end is fed to the hub."""
+        try:
+            self._alive().post(
+                post.write,
+                source_pool=source_pool,
+                source_blocks=post.source_blocks,
+                outlet_id=outlet_id,
+                target_pool=target_pool,
+                target_blocks=post.target_blocks,
+                window=post.window,
+                ended=self._hub.feed,
+            )
+        except KvpushError as error:
+            self.refuse(post, error.fault())
+
+    def refuse(self, post: Post, fault: Fault | None = None) -> None:
+        """Ends a write that could not be begun."""
+        fault = fault or Fault(Reason.ENGINE_GONE, "the pool is not mapped any more")
+        self._hub.feed(WriteEnded(post.write, fault))

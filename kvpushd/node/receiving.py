@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The receiving side of links: dials senders' nodes, opens inlets for them, and tells them what is wanted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from kvpush_client._proto import peer_pb2, types_pb2
+from kvpush_client.events import Fault
+from kvpushd.core.messages import (
+    CloseInlet,
+    Incarnation,
+    InletClosed,
+    LinkId,
+    LinkLost,
+    PeerEnded,
+    PeerFenced,
+    PeerLanded,
+    PeerMatched,
+    PeerMoving,
+    Reach,
+    Reached,
+    SayAnnounce,
+    SayReceiverGone,
+    SayWithdraw,
+)
+from kvpushd.errors import Invalid, KvpushError, Unreachable
+from kvpushd.node.engines import EngineEntry, EngineRoom
+from kvpushd.node.hub import Hub
+from kvpushd.node.movers import Movers
+from kvpushd.node.tasks import Tasks
+from kvpushd.rpc import wire
+from kvpushd.rpc.links import Links, OutLink
+from kvpushd.rpc.peer_wire import times_from_wire
+
+InletKey = tuple[LinkId, Incarnation]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenInlet:
+    """A receiving agent, and what its peer must know of it."""
+
+    inlet_id: int
+    inlet: types_pb2.Inlet
+    pools: tuple[peer_pb2.RankPool, ...]
+
+
+@dataclass(slots=True)
+class Way:
+    """One link as this room keeps it."""
+
+    link: OutLink
+    up: asyncio.Future[None]
+    answers: dict[tuple[Incarnation, str], asyncio.Future[Fault | None]] = field(default_factory=dict)
+    last_fault: str = ""
+
+
+class ReceivingRoom:
+    """Carries out what the ledger's receiver wants (OutDesk of the links)."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        movers: Movers,
+        engines: EngineRoom,
+        agent_prefix: str,
+        on_lost: Callable[[str, Fault], None],
+    ) -> None:
+        """`agent_prefix` makes the names of inlets unique among all nodes and for ever; `on_lost` hears of links
+        that are down, with this side's role on them."""
+        self._hub = hub
+        self._movers = movers
+        self._engines = engines
+        self._agent_prefix = agent_prefix
+        self._on_lost = on_lost
+        self._links: Links | None = None
+        self._ways: dict[str, Way] = {}
+        self._inlets: dict[InletKey, asyncio.Task[OpenInlet]] = {}
+        self._faults: dict[str, str] = {}
+        self._tasks = Tasks("receiving")
+        self._log = structlog.get_logger("kvpushd.receiving")
+        hub.on(Reach, self._reach)
+        hub.on(CloseInlet, self._close_inlet)
+        hub.on(SayAnnounce, self._announce)
+        hub.on(SayWithdraw, self._withdraw)
+        hub.on(SayReceiverGone, self._gone)
+
+    def use(self, links: Links) -> None:
+        """Where links come from; said once, before the first event."""
+        self._links = links
+
+    def __iter__(self) -> Iterator[OutLink]:
+        return iter([way.link for _, way in sorted(self._ways.items())])
+
+    @property
+    def faults(self) -> dict[str, str]:
+        """Why links went down last, by address."""
+        return dict(self._faults)
+
+    async def close(self) -> None:
+        """Ends all links."""
+        await self._tasks.close()
+        if self._links is not None:
+            await self._links.close()
+
+    # --- reaching ----------------------------------------------------------------------------------------
+
+    def _dial(self, address: str) -> Way:
+        way = self._ways.get(address)
+        if way is None:
+            if self._links is None:
+                raise Unreachable("this node has no peers configured: it serves engines on the node only")
+            link = self._links.dial(address)
+            way = self._ways[address] = Way(link, asyncio.get_running_loop().create_future())
+            way.up.add_done_callback(lambda up: up.cancelled() or up.exception())  # not everybody awaits it
+        return way
+
+    def _reach(self, reach: Reach) -> None:
+        self._tasks.start(self._open(reach))
+
+    async def _open(self, reach: Reach) -> None:
+        fault: Fault | None
+        try:
+            fault = await self._describe(reach)
+        except KvpushError as error:
+            fault = error.fault()
+        self._hub.feed(Reached(reach.link, reach.incarnation, reach.sender_engine_id, fault))
+
+    async def _describe(self, reach: Reach) -> Fault | None:
+        """Opens link and inlet, presents the engine to its sender, and returns the sender's verdict."""
+        entry = self._engines.get(reach.incarnation)
+        if entry is None or not entry.live:
+            raise Unreachable("the engine left")
+        way = self._dial(reach.link)
+        await asyncio.shield(way.up)
+        key = (reach.link, reach.incarnation)
+        if key not in self._inlets:
+            self._inlets[key] = self._tasks.start(self._open_inlet(entry))
+        opened = await asyncio.shield(self._inlets[key])
+        question = (reach.incarnation, reach.sender_engine_id)
+        answer = way.answers.setdefault(question, asyncio.get_running_loop().create_future())
+        item = peer_pb2.ReceiverEngine(
+            engine_id=entry.engine_id,
+            incarnation=entry.incarnation,
+            sender_engine_id=reach.sender_engine_id,
+            fingerprint=wire.fingerprint_to_wire(entry.identity.fingerprint),
+            inlets=[opened.inlet],
+            pools=opened.pools,
+            world_size=entry.identity.world_size,
+        )
+        way.link.send(peer_pb2.ReceiverItem(engine=item))
+        return await asyncio.shield(answer)
+
+    async def _open_inlet(self, entry: EngineEntry) -> OpenInlet:
+        inlet_id = self._movers.next_id()
+        pools = [pool for _, pool in sorted(entry.pools.items())]
+        inlet, bases = await self._movers.open_inlet(
+            inlet_id, [pool.pool_id for pool in pools], f"{self._agent_prefix}-{inlet_id}"
+        )
+        return OpenInlet(
+            inlet_id,
+            inlet,
+            tuple(
+                peer_pb2.RankPool(rank=pool.rank, base=base, layout=wire.layout_to_wire(pool.layout))
+                for pool, base in zip(pools, bases, strict=True)
+                if pool.layout is not None
+            ),
+        )
+
+    def _close_inlet(self, close: CloseInlet) -> None:
+        self._tasks.start(self._fence((close.link, close.incarnation)))
+
+    async def _fence(self, key: InletKey) -> None:
+        opening = self._inlets.pop(key, None)
+        if opening is not None:
+            try:
+                opened = await asyncio.shield(opening)
+            except KvpushError as error:
+                self._log.info("the inlet to close was never opened", why=str(error))
+            else:
+                await self._movers.close_inlet(opened.inlet_id)
+        self._hub.feed(InletClosed(*key))
+
+    def forget_inlets(self) -> None:
+        """The mover died, and all inlets with it."""
+        self._inlets.clear()
+
+    # --- links (OutDesk) ---------------------------------------------------------------------------------
+
+    def on_up(self, link: OutLink, hello: peer_pb2.PeerHello) -> None:
+        """The sender's node answered."""
+        way = self._ways.get(link.address)
+        if way is not None and not way.up.done():
+            way.up.set_result(None)
+
+    def on_down(self, link: OutLink, fault: Fault) -> None:
+        """Whoever waits for the link hears so; what was announced on it ends."""
+        way = self._ways.pop(link.address, None)
+        self._faults[link.address] = str(fault)
+        self._on_lost("receiving", fault)
+        detail = f"{link.address}: {fault.detail}"
+        if way is not None:
+            waits: list[asyncio.Future[None] | asyncio.Future[Fault | None]] = [way.up, *way.answers.values()]
+            for future in waits:
+                if not future.done():
+                    future.set_exception(Unreachable(detail))
+                    future.exception()
+        self._hub.feed(LinkLost(LinkId(link.address), detail))
+
+    def on_item(self, link: OutLink, item: peer_pb2.SenderItem) -> None:
+        """What the sender says, as the ledger's event. Raises Invalid where it says nothing valid."""
+        name = LinkId(link.address)
+        kind = item.WhichOneof("item")
+        if kind == "beat":
+            return
+        if kind == "engine_answer":
+            self._answered(link, item.engine_answer)
+            return
+        if kind is None:
+            raise Invalid("an item that says nothing: the peer speaks a later version")
+        body = getattr(item, kind)
+        incarnation, key = Incarnation(body.incarnation), wire.key_from_wire(body.key)
+        match kind:
+            case "matched":
+                self._hub.feed(PeerMatched(name, incarnation, key))
+            case "moving":
+                self._hub.feed(PeerMoving(name, incarnation, key))
+            case "landed":
+                counts, times = wire.counts_from_wire(body.counts), times_from_wire(body.times)
+                self._hub.feed(PeerLanded(name, incarnation, key, counts, times))
+            case "ended":
+                fault = wire.fault_from_wire(body.fault)
+                self._hub.feed(PeerEnded(name, incarnation, key, fault, body.fenced))
+            case "fenced":
+                self._hub.feed(PeerFenced(name, incarnation, key))
+
+    def _answered(self, link: OutLink, answer: peer_pb2.ReceiverEngineAnswer) -> None:
+        way = self._ways.get(link.address)
+        question = (Incarnation(answer.incarnation), answer.sender_engine_id)
+        waiting = way.answers.pop(question, None) if way else None
+        if waiting is not None and not waiting.done():
+            waiting.set_result(wire.fault_from_wire(answer.fault) if answer.HasField("fault") else None)
+
+    # --- what is said ------------------------------------------------------------------------------------
+
+    def _say(self, link: LinkId, item: peer_pb2.ReceiverItem) -> None:
+        way = self._ways.get(link)
+        if way is not None:
+            way.link.send(item)
+
+    def _announce(self, say: SayAnnounce) -> None:
+        said = say.announced
+        item = peer_pb2.Announce(
+            key=wire.key_to_wire(said.key),
+            incarnation=said.incarnation,
+            sender_engine_id=said.sender_engine_id,
+            start=said.start,
+            end=said.end,
+            blocks=wire.blocks_to_wire(said.blocks),
+            priority=said.priority,
+        )
+        self._say(said.link, peer_pb2.ReceiverItem(announce=item))
+
+    def _withdraw(self, say: SayWithdraw) -> None:
+        said = say.withdrawn
+        item = peer_pb2.Withdraw(
+            key=wire.key_to_wire(said.key),
+            incarnation=said.incarnation or b"",
+            sender_engine_id=said.sender_engine_id,
+            fault=wire.fault_to_wire(said.fault),
+        )
+        if said.incarnation is None:
+            try:
+                # Nothing was announced, so there may be no link yet; the word is worth one: without it the
+                # sender's blocks wait for their lease.
+                self._dial(said.link)
+            except KvpushError as error:
+                self._log.info("a sender can't be told that nothing is wanted", why=str(error))
+                return
+        self._say(said.link, peer_pb2.ReceiverItem(withdraw=item))
+
+    def _gone(self, say: SayReceiverGone) -> None:
+        item = peer_pb2.ReceiverEngineGone(incarnation=say.gone.incarnation)
+        self._say(say.gone.link, peer_pb2.ReceiverItem(engine_gone=item))

@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sending side of links: takes receivers' nodes in, opens outlets to their inlets, and posts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import structlog
+
+from kvpush_client._proto import peer_pb2
+from kvpush_client.events import Fault
+from kvpush_client.layout import Layout
+from kvpushd.core import layout as layouts
+from kvpushd.core.engines import is_local
+from kvpushd.core.messages import (
+    Announced,
+    CloseOutlet,
+    Described,
+    Incarnation,
+    LinkId,
+    PeerEnded,
+    PeerFenced,
+    PeerLanded,
+    PeerMatched,
+    PeerMoving,
+    Post,
+    Reached,
+    ReceiverGone,
+    ReceiverLost,
+    ReceiverView,
+    SayPeer,
+    SayReached,
+    Withdrawn,
+)
+from kvpushd.errors import Invalid, KvpushError
+from kvpushd.mover.handle import OutletPool
+from kvpushd.node.engines import EngineRoom
+from kvpushd.node.hub import Hub
+from kvpushd.node.movers import Movers
+from kvpushd.node.tasks import Tasks
+from kvpushd.rpc import wire
+from kvpushd.rpc.peer import InLink
+from kvpushd.rpc.peer_wire import times_to_wire
+
+MAX_RANKS = 4096
+INCARNATION_BYTES = 16
+
+
+@dataclass(slots=True)
+class Outlet:
+    """The way into one receiving engine: an outlet per inlet, and which pool lies behind which."""
+
+    agents: tuple[str, ...]
+    outlets: tuple[int, ...]
+    pools: dict[int, tuple[int, bytes]]
+    """Rank to (outlet id, pool id)."""
+
+
+@dataclass(slots=True)
+class Guest:
+    """A link from a receiving node, under the name that the ledger knows."""
+
+    link: InLink
+    name: LinkId
+    outlets: dict[Incarnation, Outlet] = field(default_factory=dict)
+
+
+class SendingRoom:
+    """Carries out what the ledger's sender wants (PeerDesk of the service)."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        movers: Movers,
+        engines: EngineRoom,
+        on_refused: Callable[[str, Fault], None],
+        on_lost: Callable[[str, Fault], None],
+    ) -> None:
+        self._hub = hub
+        self._movers = movers
+        self._engines = engines
+        self._on_refused = on_refused
+        self._on_lost = on_lost
+        self._guests: dict[InLink, Guest] = {}
+        self._by_name: dict[LinkId, Guest] = {}
+        self._links = 0
+        self._tasks = Tasks("sending")
+        self._log = structlog.get_logger("kvpushd.sending")
+        hub.on(SayReached, self._answer)
+        hub.on(SayPeer, self._say_peer)
+        hub.on(Post, self._post)
+        hub.on(CloseOutlet, self._close_outlet)
+
+    def __iter__(self) -> Iterator[InLink]:
+        return iter([guest.link for guest in self._guests.values()])
+
+    def guests(self) -> list[Guest]:
+        """The links, with the names under which the ledger knows them."""
+        return list(self._guests.values())
+
+    async def close(self) -> None:
+        """Ends what is under way."""
+        await self._tasks.close()
+
+    def drop_links(self, detail: str) -> None:
+        """The mover died, and all outlets with it: receivers have to present themselves anew."""
+        for guest in list(self._guests.values()):
+            guest.outlets.clear()
+            guest.link.close(detail)
+
+    # --- links (PeerDesk) --------------------------------------------------------------------------------
+
+    def on_up(self, link: InLink) -> None:
+        """A receiving node linked."""
+        self._links += 1
+        guest = Guest(link, LinkId(f"{link.hello.node}#{self._links}"))
+        self._guests[link] = self._by_name[guest.name] = guest
+
+    def on_down(self, link: InLink, fault: Fault) -> None:
+        """It is gone; what it announced ends."""
+        guest = self._guests.pop(link)
+        self._on_lost("sending", fault)
+        self._hub.feed(ReceiverLost(guest.name, f"{link.hello.node}: {fault.detail}"))
+        del self._by_name[guest.name]
+
+    def on_refused(self, address: str, fault: Fault) -> None:
+        """Somebody who is no peer was turned away."""
+        self._on_refused(address, fault)
+
+    def on_item(self, link: InLink, item: peer_pb2.ReceiverItem) -> None:
+        """What the receiver says, as the ledger's event. Raises KvpushError where it says nothing valid."""
+        guest = self._guests[link]
+        match item.WhichOneof("item"):
+            case "beat":
+                return
+            case "engine":
+                receiver, pools = _receiver_of(item.engine)
+                self._tasks.start(self._present(guest, item.engine, receiver, pools))
+            case "announce":
+                self._hub.feed(_announced(guest.name, item.announce))
+            case "withdraw":
+                body = item.withdraw
+                incarnation = Incarnation(body.incarnation) if body.incarnation else None
+                key, fault = wire.key_from_wire(body.key), wire.fault_from_wire(body.fault)
+                self._hub.feed(Withdrawn(guest.name, incarnation, key, body.sender_engine_id, fault))
+            case "engine_gone":
+                self._hub.feed(ReceiverGone(guest.name, Incarnation(item.engine_gone.incarnation)))
+            case None:
+                raise Invalid("an item that says nothing: the peer speaks a later version")
+
+    async def _present(
+        self,
+        guest: Guest,
+        engine: peer_pb2.ReceiverEngine,
+        receiver: ReceiverView,
+        pools: dict[int, tuple[int, int]],
+    ) -> None:
+        """Opens outlets into a receiving engine, then lets the ledger decide whether it fits."""
+        try:
+            await self._open_outlets(guest, engine, receiver, pools)
+        except KvpushError as error:
+            reached = Reached(guest.name, receiver.incarnation, engine.sender_engine_id, error.fault())
+            self._answer(SayReached(reached))
+            return
+        if guest.link.up:
+            self._hub.feed(Described(guest.name, receiver, engine.sender_engine_id))
+
+    async def _open_outlets(
+        self,
+        guest: Guest,
+        engine: peer_pb2.ReceiverEngine,
+        receiver: ReceiverView,
+        pools: dict[int, tuple[int, int]],
+    ) -> None:
+        agents = tuple(inlet.agent for inlet in engine.inlets)
+        known = guest.outlets.get(receiver.incarnation)
+        if known is not None and known.agents == agents:
+            return
+        ids = tuple(self._movers.next_id() for _ in agents)
+        outlet = Outlet(agents, ids, {})
+        for rank, (inlet, _) in pools.items():
+            outlet.pools[rank] = (ids[inlet], f"{ids[inlet]}/{rank}".encode())
+        guest.outlets[receiver.incarnation] = outlet
+        for index, (outlet_id, inlet) in enumerate(zip(ids, engine.inlets, strict=True)):
+            behind = [
+                OutletPool(outlet.pools[rank][1], base, receiver.pools[rank])
+                for rank, (at, base) in pools.items()
+                if at == index
+            ]
+            await self._movers.open_outlet(outlet_id, inlet, behind)
+
+    def _close_outlet(self, close: CloseOutlet) -> None:
+        guest = self._by_name.get(close.link)
+        outlet = guest.outlets.pop(close.incarnation, None) if guest else None
+        for closing in outlet.outlets if outlet else ():
+            self._movers.close_outlet(closing)
+
+    # --- writes ------------------------------------------------------------------------------------------
+
+    def _post(self, post: Post) -> None:
+        source = self._engines.pool_of(post.sender, post.source_rank)
+        where = self._where(post)
+        if source is None or where is None:
+            self._movers.refuse(post)
+            return
+        outlet_id, target = where
+        self._movers.post(post, source_pool=source, outlet_id=outlet_id, target_pool=target)
+
+    def _where(self, post: Post) -> tuple[int, bytes] | None:
+        if is_local(post.link):
+            pool = self._engines.pool_of(post.receiver, post.target_rank)
+            return (0, pool) if pool is not None else None
+        guest = self._by_name.get(post.link)
+        outlet = guest.outlets.get(post.receiver) if guest else None
+        return outlet.pools.get(post.target_rank) if outlet else None
+
+    # --- what is said ------------------------------------------------------------------------------------
+
+    def _say(self, link: LinkId, item: peer_pb2.SenderItem) -> None:
+        guest = self._by_name.get(link)
+        if guest is not None:
+            guest.link.send(item)
+
+    def _answer(self, say: SayReached) -> None:
+        reached = say.reached
+        answer = peer_pb2.ReceiverEngineAnswer(
+            incarnation=reached.incarnation, sender_engine_id=reached.sender_engine_id
+        )
+        if reached.fault is not None:
+            answer.fault.CopyFrom(wire.fault_to_wire(reached.fault))
+        self._say(reached.link, peer_pb2.SenderItem(engine_answer=answer))
+
+    def _say_peer(self, say: SayPeer) -> None:
+        item = say.item
+        key, incarnation = wire.key_to_wire(item.key), item.incarnation
+        match item:
+            case PeerMatched():
+                said = peer_pb2.SenderItem(matched=peer_pb2.SenderMatched(key=key, incarnation=incarnation))
+            case PeerMoving():
+                said = peer_pb2.SenderItem(moving=peer_pb2.SenderMoving(key=key, incarnation=incarnation))
+            case PeerLanded():
+                landed = peer_pb2.SenderLanded(
+                    key=key,
+                    incarnation=incarnation,
+                    counts=wire.counts_to_wire(item.counts),
+                    times=times_to_wire(item.times),
+                )
+                said = peer_pb2.SenderItem(landed=landed)
+            case PeerEnded():
+                ended = peer_pb2.SenderEnded(
+                    key=key,
+                    incarnation=incarnation,
+                    fault=wire.fault_to_wire(item.fault),
+                    fenced=item.fenced,
+                )
+                said = peer_pb2.SenderItem(ended=ended)
+            case PeerFenced():
+                said = peer_pb2.SenderItem(fenced=peer_pb2.SenderFenced(key=key, incarnation=incarnation))
+        self._say(item.link, said)
+
+
+def _receiver_of(engine: peer_pb2.ReceiverEngine) -> tuple[ReceiverView, dict[int, tuple[int, int]]]:
+    """The engine, and for each rank its inlet's index and its pool's base address. Raises Invalid."""
+    if len(engine.incarnation) != INCARNATION_BYTES:
+        raise Invalid(f"an incarnation has {INCARNATION_BYTES} bytes, not {len(engine.incarnation)}")
+    if not 1 <= len(engine.pools) <= MAX_RANKS or not 1 <= len(engine.inlets) <= MAX_RANKS:
+        raise Invalid(f"{len(engine.pools)} pools and {len(engine.inlets)} inlets; expected 1 to {MAX_RANKS}")
+    pools: dict[int, Layout] = {}
+    where: dict[int, tuple[int, int]] = {}
+    for pool in engine.pools:
+        if pool.rank in pools:
+            raise Invalid(f"rank {pool.rank} is described twice")
+        if pool.inlet >= len(engine.inlets):
+            raise Invalid(f"rank {pool.rank} is behind inlet {pool.inlet}, of {len(engine.inlets)}")
+        layout = wire.layout_from_wire(pool.layout)
+        layouts.check(layout)
+        pools[pool.rank] = layout
+        where[pool.rank] = (pool.inlet, pool.base)
+    view = ReceiverView(
+        engine.engine_id,
+        Incarnation(engine.incarnation),
+        wire.fingerprint_from_wire(engine.fingerprint),
+        max(engine.world_size, len(pools)),
+        pools,
+    )
+    return view, where
+
+
+def _announced(link: LinkId, body: peer_pb2.Announce) -> Announced:
+    return Announced(
+        link,
+        Incarnation(body.incarnation),
+        wire.key_from_wire(body.key),
+        body.sender_engine_id,
+        body.start,
+        body.end,
+        wire.blocks_from_wire(body.blocks),
+        body.priority,
+    )

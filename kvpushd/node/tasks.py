@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Background work of a room: kept referenced, its failures logged, ended with the room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+
+class Tasks:
+    """Tasks that nobody awaits."""
+
+    def __init__(self, name: str) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._log = structlog.get_logger(f"kvpushd.{name}")
+
+    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Starts one."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("background work failed", error=repr(error), exc_info=error)
+
+    async def close(self) -> None:
+        """Cancels what is left, and waits for it."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)

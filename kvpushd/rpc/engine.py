@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The service that engines of the node call. Translates and checks; decides nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import grpc.aio
+import structlog
+from grpc.aio import EOF  # type: ignore[attr-defined]
+
+from kvpush_client import engine_wire
+from kvpush_client._proto import engine_pb2, engine_pb2_grpc
+from kvpush_client.engine_wire import DaemonEvent, PoolReady, Refusal
+from kvpush_client.events import Rejected
+from kvpush_client.items import PROTOCOL, Advance, DescribePool, Identity, Item, Role, Welcome
+from kvpush_client.link import MAX_MESSAGE
+from kvpush_client.wire import Malformed
+from kvpushd.core import fingerprint
+from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unsupported
+from kvpushd.rpc import sockets, status
+
+_TOKEN_BYTES = 32
+_BATCH = 512  # events in one message
+_WORKERS_ITEMS = (DescribePool, Advance)
+
+__all__ = ["EngineDesk", "EngineService", "EngineSession", "PoolReady", "Refusal", "serve_engines"]
+
+
+class EngineSession:
+    """One process of an engine, as long as its stream lasts. Belongs to the event loop's thread."""
+
+    def __init__(self, identity: Identity, *, most_events: int) -> None:
+        self.identity = identity
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        """What the bearer of a descriptor shows on fd.sock."""
+        self.offered = False
+        """The process has made its one offer on fd.sock."""
+        self.rejections = 0
+        """Items that were not accepted."""
+        self._most_events = most_events
+        self._events: deque[DaemonEvent] = deque()
+        self._some = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._error: KvpushError | None = None
+
+    def __repr__(self) -> str:
+        who = self.identity
+        return f"<EngineSession {who.engine_id} {who.role.value} {who.rank}>"
+
+    @property
+    def outstanding(self) -> int:
+        """Events that wait to be written."""
+        return len(self._events)
+
+    def tell(self, event: DaemonEvent) -> None:
+        """Queues an event; never blocks. A client that does not read is cut off when too many wait."""
+        if self._ended.is_set():
+            return
+        if len(self._events) >= self._most_events:
+            self.end(OverLimit(f"{len(self._events)} events wait to be read: the session is cut off"))
+            return
+        self._events.append(event)
+        self._some.set()
+
+    def end(self, error: KvpushError | None = None) -> None:
+        """Ends the stream, at once: with the error's status, or well. What is queued is dropped."""
+        if self._ended.is_set():
+            return
+        self._error = error
+        self._ended.set()
+
+    async def next_events(self) -> list[DaemonEvent]:
+        """Waits for events; returns all that fit one message, in order."""
+        while not self._events:
+            self._some.clear()
+            await self._some.wait()
+        return [self._events.popleft() for _ in range(min(_BATCH, len(self._events)))]
+
+    async def ended(self) -> None:
+        """Waits until `end` was called; raises its error."""
+        await self._ended.wait()
+        if self._error is not None:
+            raise self._error
+
+
+class EngineDesk(Protocol):
+    """Who decides. Called on the event loop's thread; all calls about a session are in order."""
+
+    async def join(self, identity: Identity, session: EngineSession) -> Welcome:
+        """Takes the session in; may wait until what the launch left before is fenced.
+
+        Raises KvpushError, or is cancelled because the process went away: then the session never was.
+        """
+
+    def item(self, session: EngineSession, item: Item) -> None:
+        """What the process says. KvpushError answers it with Rejected, and means that nothing changed."""
+
+    def left(self, session: EngineSession) -> None:
+        """The stream is over, for whatever reason: exactly once for each `join` that returned."""
+
+
+class EngineService(engine_pb2_grpc.EngineServiceServicer):
+    """Takes sessions. One that misbehaves gets a status that says why; the others do not notice."""
+
+    def __init__(
+        self,
+        desk: EngineDesk,
+        *,
+        most_events: int = 100_000,
+        most_sessions: int = 1024,
+        hello_timeout: float = 10.0,
+    ) -> None:
+        """`most_events` may wait for a client to read them; `hello_timeout` in seconds."""
+        self._desk = desk
+        self._most_events = most_events
+        self._most_sessions = most_sessions
+        self._hello_timeout = hello_timeout
+        self._sessions: set[EngineSession] = set()
+        self._log = structlog.get_logger("kvpushd.engine")
+
+    def __iter__(self) -> Iterator[EngineSession]:
+        """The sessions that have been welcomed."""
+        return iter(tuple(self._sessions))
+
+    def bearer(self, token: bytes) -> EngineSession | None:
+        """The session that was given this token."""
+        found = None
+        for session in self._sessions:
+            # Every token is compared, each in constant time.
+            if hmac.compare_digest(session.token, token):
+                found = session
+        return found
+
+    async def Session(  # type: ignore[override]  # noqa: N802, the proto's name
+        self, request_iterator: Any, context: Any
+    ) -> None:
+        """One session, from its hello to its end."""
+        try:
+            await self._attend(context)
+        except asyncio.CancelledError:
+            # The client went away, or the server stops. gRPC would log it as a fault of ours.
+            return
+
+    async def _attend(self, context: Any) -> None:
+        try:
+            session, welcome = await self._admit(context)
+        except KvpushError as error:
+            self._log.warning("engine refused", fault=str(error.fault()))
+            await status.abort(context, error)
+            return
+        failure: KvpushError | None = None
+        try:
+            self._sessions.add(session)
+            self._log.info("engine joined", session=session, software=session.identity.software)
+            await self._converse(session, welcome, context)
+        except KvpushError as error:
+            failure = error
+        finally:
+            self._sessions.discard(session)
+            session.end()
+            self._log.info("engine left", session=session, why=str(failure or "the stream ended"))
+            self._desk.left(session)
+        if failure is not None:
+            await status.abort(context, failure)
+
+    async def _admit(self, context: Any) -> tuple[EngineSession, Welcome]:
+        try:
+            async with asyncio.timeout(self._hello_timeout):
+                first = await context.read()
+        except TimeoutError:
+            raise Invalid(f"no hello within {self._hello_timeout:g} s") from None
+        if first is EOF or not first.HasField("hello") or first.items:
+            raise Invalid("a session begins with a message that holds a hello and nothing else")
+        if first.hello.protocol != PROTOCOL:
+            raise Unsupported(
+                f"the engine speaks protocol {first.hello.protocol} and this kvpushd {PROTOCOL}: "
+                "install the same version of both"
+            )
+        if len(self._sessions) >= self._most_sessions:
+            raise OverLimit(f"{len(self._sessions)} sessions are open, as many as are allowed")
+        try:
+            identity = engine_wire.identity_from_wire(first.hello)
+        except Malformed as error:
+            raise Invalid(f"hello: {error}") from None
+        fingerprint.check(identity.fingerprint)
+        session = EngineSession(identity, most_events=self._most_events)
+        return session, await self._desk.join(identity, session)
+
+    async def _converse(self, session: EngineSession, welcome: Welcome, context: Any) -> None:
+        """Returns when the client has ended the stream. Raises the error that the session was ended with."""
+        await context.write(
+            engine_pb2.SessionResponse(welcome=engine_wire.welcome_to_wire(welcome, session.token))
+        )
+        tasks = [
+            asyncio.ensure_future(self._listen(session, context)),
+            asyncio.ensure_future(self._speak(session, context)),
+            asyncio.ensure_future(session.ended()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _listen(self, session: EngineSession, context: Any) -> None:
+        while True:
+            request = await context.read()
+            if request is EOF:
+                return
+            for message in request.items:
+                self._take(session, message)
+
+    async def _speak(self, session: EngineSession, context: Any) -> None:
+        while True:
+            events = await session.next_events()
+            await context.write(
+                engine_pb2.SessionResponse(events=[engine_wire.event_to_wire(event) for event in events])
+            )
+
+    def _take(self, session: EngineSession, message: engine_pb2.EngineItem) -> None:
+        try:
+            item = engine_wire.item_from_wire(message)
+            role = Role.WORKER if isinstance(item, _WORKERS_ITEMS) else Role.SCHEDULER
+            if role is not session.identity.role:
+                raise Forbidden(f"{type(item).__name__} is for a {role.value} to say")
+            self._desk.item(session, item)
+        except Malformed as error:
+            self._reject(session, message, Invalid(str(error)))
+        except KvpushError as error:
+            self._reject(session, message, error)
+
+    def _reject(self, session: EngineSession, message: engine_pb2.EngineItem, error: KvpushError) -> None:
+        session.rejections += 1
+        if session.rejections == 1:  # of an engine that says nothing right, one line is enough
+            self._log.warning("item rejected", session=session, fault=str(error.fault()))
+        half = engine_wire.half_of_message(message)
+        session.tell(Refusal(error.fault()) if half is None else Rejected(*half, error.fault()))
+
+
+async def serve_engines(service: EngineService, path: Path, *, mode: int = sockets.MODE) -> grpc.aio.Server:
+    """Opens kvpushd.sock; returns the running server. Keep it, and stop it.
+
+    Raises ConfigError where the path can't be bound.
+    """
+    server = grpc.aio.server(
+        options=(
+            ("grpc.max_receive_message_length", MAX_MESSAGE),
+            # Clients ping each second, to notice a daemon that is stopped.
+            ("grpc.http2.min_ping_interval_without_data_ms", 100),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
+            ("grpc.http2.max_ping_strikes", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+            # A stopped engine is given up later than a stopped daemon: it may sit in a debugger.
+            ("grpc.keepalive_time_ms", 10_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.http2.ping_timeout_ms", 20_000),
+            ("grpc.http2.max_pings_without_data", 0),
+        )
+    )
+    engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
+    sockets.add_port(server, path, mode=mode)
+    await server.start()
+    return server

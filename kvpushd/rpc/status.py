@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reasons as gRPC statuses, both ways.
+
+The code is for generic tools; the reason itself travels beside it, so that nothing is lost on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+
+from kvpush_client.events import Fault, Reason
+from kvpushd.errors import KvpushError
+
+# Trailing metadata: the name of the reason.
+REASON_KEY = "kvpush-reason"
+
+CODES = {
+    Reason.UNSPECIFIED: grpc.StatusCode.INTERNAL,
+    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.PEER_CANCELLED: grpc.StatusCode.ABORTED,
+    Reason.EXPIRED: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.PEER_UNREACHABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.NO_SUCH_ENGINE: grpc.StatusCode.NOT_FOUND,
+    Reason.ENGINE_GONE: grpc.StatusCode.ABORTED,
+    Reason.STALE_INCARNATION: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.LAYOUT_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.FINGERPRINT_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.DUPLICATE: grpc.StatusCode.ALREADY_EXISTS,
+    Reason.STALE_ATTEMPT: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.POSITIONS_MISSING: grpc.StatusCode.ABORTED,
+    Reason.TRANSPORT_FAILED: grpc.StatusCode.ABORTED,
+    Reason.MOVER_DIED: grpc.StatusCode.ABORTED,
+    Reason.OVER_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,
+    Reason.INVALID: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
+    Reason.NOT_WANTED: grpc.StatusCode.ABORTED,
+    Reason.FENCED: grpc.StatusCode.ABORTED,
+    Reason.UNSUPPORTED: grpc.StatusCode.FAILED_PRECONDITION,
+    Reason.BAD_MEMORY: grpc.StatusCode.FAILED_PRECONDITION,
+}
+# Statuses that gRPC itself, or a program that names no reason, makes.
+REASONS = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Reason.OVER_LIMIT,
+    grpc.StatusCode.INVALID_ARGUMENT: Reason.INVALID,
+    grpc.StatusCode.PERMISSION_DENIED: Reason.FORBIDDEN,
+    grpc.StatusCode.UNAUTHENTICATED: Reason.FORBIDDEN,
+    grpc.StatusCode.UNIMPLEMENTED: Reason.UNSUPPORTED,
+}
+
+
+async def abort(context: Any, error: KvpushError) -> NoReturn:
+    """Ends a call with the error's status. Never returns: raises what gRPC expects of a handler."""
+    await context.abort(CODES[error.reason], str(error), ((REASON_KEY, error.reason.name),))
+    raise AssertionError("abort returned")
+
+
+def fault_of(error: grpc.aio.AioRpcError) -> Fault:
+    """What a call that failed says; UNAVAILABLE and all that names no reason is PEER_UNREACHABLE."""
+    metadata: Any = error.trailing_metadata() or ()
+    name = next((str(value) for key, value in metadata if key == REASON_KEY), "")
+    detail = error.details() or error.code().name
+    if name in Reason.__members__:
+        return Fault(Reason[name], detail)
+    return Fault(REASONS.get(error.code(), Reason.PEER_UNREACHABLE), detail)

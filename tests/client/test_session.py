@@ -1,0 +1,458 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A session and the real service, over real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvpush_client.errors import DaemonRefused, DaemonUnreachable
+from kvpush_client.events import (
+    Connected,
+    Disconnected,
+    Draining,
+    Fault,
+    HandoffEnded,
+    Matched,
+    Reason,
+    Rejected,
+    ReservationEnded,
+    ReservationReleased,
+    Side,
+    TransferKey,
+)
+from kvpush_client.items import Advance, Cancel, Decline, DescribePool, FirstToken, Handoff, Reserve
+from kvpush_client.layout import Blocks
+from kvpush_client.session import Session
+from kvpushd.errors import BadMemory, FingerprintMismatch, OverLimit
+from testing.front import (
+    BLOCKS,
+    DEADLINE,
+    LAYOUT,
+    ROOT,
+    SENDERS,
+    Daemon,
+    DaemonProcess,
+    Desk,
+    Engine,
+    new_key,
+    scheduler,
+    until,
+    worker,
+)
+
+Daemons = Callable[..., Daemon]
+Processes = Callable[[], DaemonProcess]
+Engines = Callable[..., Engine]
+
+LOST = Fault(Reason.PEER_UNREACHABLE, "")
+
+
+def connected(engine: Engine) -> Engine:
+    engine.session.wait_ready(DEADLINE)
+    engine.await_event(Connected)
+    return engine
+
+
+def ends(engine: Engine, key: TransferKey) -> list[type]:
+    return [type(event) for event in engine.of(key)]
+
+
+# --- saying and hearing -----------------------------------------------------------------------------------
+
+
+def test_what_a_scheduler_says_arrives_as_it_was_said_and_in_order(
+    daemons: Daemons, engines: Engines
+) -> None:
+    daemon, engine = daemons(), connected(engines())
+    key = new_key()
+    session = engine.session
+    session.reserve(key, SENDERS, 16, 64, BLOCKS, lease=2.5, priority=-3, label="request-1")
+    session.handoff(key, BLOCKS, seal=48, lease=1, receiver_engine_id="decode", label="request-2")
+    session.cancel(key, Side.SENDER, "aborted")
+    session.decline(key, SENDERS)
+    session.first_token(key)
+    said = [daemon.desk.items.get(timeout=DEADLINE) for _ in range(5)]
+    assert said[:4] == [
+        Reserve(key, SENDERS, 16, 64, BLOCKS, 2.5, -3, "request-1"),
+        Handoff(key, BLOCKS, 48, 1.0, "decode", "request-2"),
+        Cancel(key, Side.SENDER, "aborted"),
+        Decline(key, SENDERS),
+    ]
+    assert isinstance(said[4], FirstToken)
+    assert said[4].unix_ns > 0
+
+
+def test_a_worker_registers_its_pool_and_then_says_what_is_final(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines(worker()))
+    key = new_key()
+    before = time.monotonic_ns()
+    engine.session.advance(key, 32, first_layer=1, end_layer=3)
+    engine.session.advance(key, 48)
+    describe, first, second = (daemon.desk.items.get(timeout=DEADLINE) for _ in range(3))
+    assert daemon.desk.pools.get(timeout=DEADLINE) == (LAYOUT.pool_bytes, LAYOUT.pool_bytes, os.getuid())
+    assert describe == DescribePool(b"pool", LAYOUT)
+    assert isinstance(first, Advance)
+    assert isinstance(second, Advance)
+    assert (first.positions, first.first_layer, first.end_layer) == (32, 1, 3)
+    assert (second.positions, second.first_layer, second.end_layer) == (48, 0, None)
+    assert before <= first.at <= second.at <= time.monotonic_ns()
+
+
+def test_ten_thousand_items_at_once_keep_their_order_and_all_end(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines())
+    keys = [new_key() for _ in range(10_000)]
+    for key in keys:
+        engine.reserve(key, "land")
+    engine.await_event(ReservationEnded, count=len(keys))
+    said = [daemon.desk.items.get(timeout=DEADLINE) for _ in keys]
+    assert [item.key for item in said if isinstance(item, Reserve)] == keys
+    assert [event.key for event in engine.seen if isinstance(event, ReservationEnded)] == keys
+    assert all(event.fault is None for event in engine.seen if isinstance(event, ReservationEnded))
+
+
+def test_blocks_named_in_a_list_may_be_changed_after_the_call(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines())
+    ids = [1, 2, 3]
+    engine.session.handoff(new_key(), [Blocks(0, 0, ids)])
+    ids.clear()
+    said = daemon.desk.items.get(timeout=DEADLINE)
+    assert isinstance(said, Handoff)
+    assert said.blocks == (Blocks(0, 0, (1, 2, 3)),)
+
+
+def test_a_worker_hears_of_its_engines_halves(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines(worker()))
+    key = new_key()
+    daemon.tell(Matched(key, Side.RECEIVER), ReservationEnded(key, None, released=True), Draining())
+    engine.await_event(Draining)
+    assert engine.of(key) == [Matched(key, Side.RECEIVER), ReservationEnded(key, None, released=True)]
+
+
+# --- exactly one end --------------------------------------------------------------------------------------
+
+
+def test_late_and_doubled_events_are_dropped(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines())
+    key, stranger = new_key(), new_key()
+    fault = Fault(Reason.EXPIRED, "nobody came")
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    said = (
+        Matched(key, Side.RECEIVER),
+        ReservationEnded(key, fault, released=False),
+        HandoffEnded(key, None),
+        ReservationReleased(key),
+    )
+    daemon.desk.items.get(timeout=DEADLINE)
+    daemon.desk.items.get(timeout=DEADLINE)
+    daemon.tell(*said, *said, HandoffEnded(stranger, None), ReservationEnded(stranger, None, released=True))
+    daemon.tell(*said, Draining())
+    engine.await_event(Draining)
+    assert engine.of(key) == list(said)
+    assert engine.of(stranger) == []
+
+
+def test_a_reservation_under_a_live_key_is_rejected_and_the_live_one_stays(
+    daemons: Daemons, engines: Engines
+) -> None:
+    daemon, engine = daemons(), connected(engines())
+    key = new_key()
+    engine.reserve(key)
+    engine.reserve(key)
+    assert engine.await_event(Rejected).fault.reason is Reason.DUPLICATE
+    daemon.desk.items.get(timeout=DEADLINE)
+    daemon.tell(ReservationEnded(key, None, released=True))
+    engine.await_event(ReservationEnded)
+    assert ends(engine, key) == [Rejected, ReservationEnded]
+
+
+def test_a_half_that_the_daemon_rejects_ends_with_the_reason(daemons: Daemons, engines: Engines) -> None:
+    desk = Desk()
+    desk.item_refusal = OverLimit("64 reservations are open")
+    daemons(desk)
+    engine = connected(engines())
+    key = new_key()
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    engine.await_event(HandoffEnded)
+    fault = Fault(Reason.OVER_LIMIT, "64 reservations are open")
+    assert engine.of(key) == [ReservationEnded(key, fault, released=True), HandoffEnded(key, fault)]
+
+
+def test_a_handoff_of_which_an_append_is_rejected_is_taken_back(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines())
+    key = new_key()
+    engine.session.handoff(key, BLOCKS)
+    engine.session.handoff(key, BLOCKS)
+    for _ in range(2):
+        daemon.desk.items.get(timeout=DEADLINE)
+    fault = Fault(Reason.INVALID, "block 9 of 4")
+    daemon.tell(Rejected(key, Side.SENDER, fault))
+    assert isinstance(daemon.desk.items.get(timeout=DEADLINE), Cancel)
+    engine.await_event(HandoffEnded)
+    assert engine.of(key) == [HandoffEnded(key, fault)]
+
+
+def test_an_item_that_fits_no_message_ends_its_half(daemons: Daemons, engines: Engines) -> None:
+    daemons()
+    engine = connected(engines())
+    key, short = new_key(), TransferKey(b"short")
+    engine.session.reserve(key, SENDERS, 0, 16, [Blocks(0, 0, [-1])])
+    engine.session.handoff(short, BLOCKS)
+    assert engine.await_event(ReservationEnded).released
+    assert engine.await_event(HandoffEnded).key == short
+    engine.reserve(new_key(), "land")
+    engine.await_event(ReservationEnded, count=2)  # the session goes on
+
+
+# --- the daemon is away -----------------------------------------------------------------------------------
+
+
+def test_without_a_daemon_everything_ends_at_once(engines: Engines) -> None:
+    engine = engines()
+    key = new_key()
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    engine.session.handoff(key, BLOCKS)
+    engine.session.cancel(key, Side.SENDER)
+    engine.poll()
+    reserved, handed_off = engine.of(key)
+    assert isinstance(reserved, ReservationEnded)
+    assert reserved.released
+    assert reserved.fault is not None
+    assert reserved.fault.reason is Reason.PEER_UNREACHABLE
+    assert isinstance(handed_off, HandoffEnded)
+    with pytest.raises(DaemonUnreachable, match="not connected"):
+        engine.session.wait_ready(0.1)
+
+
+def test_advances_without_a_daemon_are_dropped(engines: Engines) -> None:
+    engine = engines(worker())
+    for position in range(1000):
+        engine.session.advance(new_key(), position)
+    assert not engine.session.ready
+    assert engine.session.poll() == []
+
+
+def test_a_session_connects_when_the_daemon_comes(daemons: Daemons, engines: Engines) -> None:
+    engine = engines(worker())
+    with pytest.raises(DaemonUnreachable):
+        engine.session.wait_ready(0.2)
+    daemons()
+    connected(engine)
+
+
+def test_halves_of_a_killed_daemon_end_once_and_the_lifeline_releases_them(
+    processes: Processes, engines: Engines
+) -> None:
+    daemon, engine = processes(), connected(engines())
+    key, landed = new_key(), new_key()
+    engine.reserve(landed, "land")
+    engine.await_event(ReservationEnded)
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    daemon.kill()
+    engine.await_event(HandoffEnded)
+    engine.await_event(ReservationReleased)
+    assert ends(engine, landed) == [ReservationEnded]
+    assert sorted(kind.__name__ for kind in ends(engine, key)) == [
+        "HandoffEnded",
+        "ReservationEnded",
+        "ReservationReleased",
+    ]
+    kinds = [type(event) for event in engine.seen]
+    assert kinds.index(Disconnected) < kinds.index(ReservationReleased)
+    (lost,) = (event for event in engine.of(key) if isinstance(event, ReservationEnded))
+    assert not lost.released
+
+
+def test_a_session_registers_again_after_a_restart(processes: Processes, engines: Engines) -> None:
+    daemon, engine, rank = processes(), connected(engines()), connected(engines(worker()))
+    first = engine.await_event(Connected).incarnation
+    daemon.kill()
+    engine.await_event(Disconnected)
+    processes()
+    assert engine.await_event(Connected, count=2).incarnation != first
+    rank.await_event(Connected, count=2)
+    engine.reserve(new_key(), "land")
+    assert engine.await_event(ReservationEnded).fault is None
+
+
+def test_a_stopped_daemon_is_noticed_and_its_halves_wait_for_the_fence(
+    processes: Processes, engines: Engines
+) -> None:
+    daemon, engine = processes(), connected(engines())
+    key = new_key()
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    daemon.send(signal.SIGSTOP)
+    engine.await_event(Disconnected)
+    assert ends(engine, key) == [ReservationEnded]  # it may still write and read
+    daemon.send(signal.SIGCONT)
+    engine.await_event(Connected, count=2)
+    assert ends(engine, key) == [ReservationEnded, ReservationReleased, HandoffEnded]
+
+
+def test_while_movers_live_nothing_is_released_until_a_daemon_welcomes_the_launch(
+    daemons: Daemons, engines: Engines
+) -> None:
+    first, engine = daemons(), connected(engines())
+    key = new_key()
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    first.desk.items.get(timeout=DEADLINE)
+    first.stop(movers_live=True)
+    engine.await_event(Disconnected)
+    desk = Desk()
+    desk.refusal = OverLimit("not yet")
+    second = daemons(desk)
+    with pytest.raises(DaemonRefused):
+        until(lambda: engine.session.wait_ready(DEADLINE) is None)
+    assert ends(engine, key) == [ReservationEnded]
+    second.desk.refusal = None
+    engine.await_event(Connected, count=2)
+    assert ends(engine, key) == [ReservationEnded, ReservationReleased, HandoffEnded]
+
+
+def test_movers_that_die_after_their_daemon_release_what_they_held(
+    daemons: Daemons, engines: Engines
+) -> None:
+    daemon, engine = daemons(), connected(engines())
+    key = new_key()
+    engine.reserve(key)
+    daemon.stop(movers_live=True)
+    engine.await_event(Disconnected)
+    assert ends(engine, key) == [ReservationEnded]
+    daemon.end_movers()
+    engine.await_event(ReservationReleased)
+    assert ends(engine, key) == [ReservationEnded, ReservationReleased]
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_shown_at_once_and_tried_again(daemons: Daemons, engines: Engines) -> None:
+    desk = Desk()
+    desk.refusal = FingerprintMismatch("model is 'a' here and 'b' there")
+    daemons(desk)
+    engine = engines()
+    with pytest.raises(DaemonRefused, match="model is 'a' here") as refused:
+        engine.session.wait_ready(DEADLINE)
+    assert refused.value.reason is Reason.FINGERPRINT_MISMATCH
+    desk.refusal = None
+    engine.await_event(Connected)
+
+
+def test_a_refused_pool_is_shown(daemons: Daemons, engines: Engines) -> None:
+    desk = Desk()
+    desk.pool_refusal = BadMemory("the descriptor is not sealed")
+    daemons(desk)
+    with pytest.raises(DaemonRefused, match="not sealed") as refused:
+        engines(worker()).session.wait_ready(DEADLINE)
+    assert refused.value.reason is Reason.BAD_MEMORY
+
+
+def test_a_refused_layout_is_shown(daemons: Daemons, engines: Engines) -> None:
+    desk = Desk()
+    desk.item_refusal = BadMemory("layer.0 lies outside of the pool")
+    daemons(desk)
+    with pytest.raises(DaemonRefused, match="outside of the pool"):
+        engines(worker()).session.wait_ready(DEADLINE)
+
+
+def test_a_welcome_may_take_its_time(daemons: Daemons, engines: Engines) -> None:
+    daemon = daemons()
+    daemon.set_hold(True)
+    engine = engines()
+    with pytest.raises(DaemonUnreachable):
+        engine.session.wait_ready(0.3)
+    daemon.set_hold(False)
+    connected(engine)
+
+
+# --- its own end ------------------------------------------------------------------------------------------
+
+
+def test_what_was_posted_before_close_is_still_sent(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines())
+    keys = [new_key() for _ in range(1000)]
+    for key in keys:
+        engine.reserve(key)
+    engine.session.close()
+    assert daemon.desk.gone.get(timeout=DEADLINE) == scheduler()
+    assert daemon.desk.items.qsize() == len(keys)
+
+
+def test_close_waits_for_nobody(daemons: Daemons, engines: Engines, processes: Processes) -> None:
+    alone = engines()
+    alone.session.close()
+    alone.session.close()
+    stopped = processes()
+    engine = connected(engines())
+    stopped.send(signal.SIGSTOP)
+    engine.session.close()
+    assert engine.session.poll() is not None
+
+
+def test_sessions_leave_no_descriptors_and_no_threads(processes: Processes, runtime_dir: Path) -> None:
+    processes()
+
+    def live_and_die() -> None:
+        session = Session(runtime_dir, scheduler())
+        session.start()
+        session.wait_ready(DEADLINE)
+        session.close()
+
+    live_and_die()  # gRPC opens what it keeps for the process
+    descriptors, threads = open_descriptors(), threading.active_count()
+    for _ in range(5):
+        live_and_die()
+    until(lambda: open_descriptors() <= descriptors and threading.active_count() <= threads)
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+LEFT_OPEN = """
+import sys
+from pathlib import Path
+from kvpush_client.session import Session
+from testing.front import new_key, scheduler
+session = Session(Path(sys.argv[1]), scheduler())
+session.start()
+if sys.argv[2] == "connected":
+    session.wait_ready(20)
+print("end")
+"""
+
+
+@pytest.mark.parametrize("how", ["connected", "searching"])
+def test_an_interpreter_exits_with_a_session_open(how: str, processes: Processes, runtime_dir: Path) -> None:
+    if how == "connected":
+        processes()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", LEFT_OPEN, str(runtime_dir), how],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_only_a_scheduler_opens_halves_and_only_a_worker_advances(engines: Engines) -> None:
+    with pytest.raises(RuntimeError, match="scheduler"):
+        engines(worker()).session.reserve(new_key(), SENDERS, 0, 16, BLOCKS)
+    with pytest.raises(RuntimeError, match="worker"):
+        engines().session.advance(new_key(), 16)

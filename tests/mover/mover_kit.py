@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Movers, pools and ways between them, for the tests of this folder."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from kvpush_client.layout import Group, Layer, Layout, Plane
+from kvpush_client.pool import Pool
+from kvpushd.core.layout import Blocks, Window
+from kvpushd.core.messages import WriteEnded, WriteId
+from kvpushd.mover.attention import Attention
+from kvpushd.mover.child import MoverSettings
+from kvpushd.mover.handle import MoverHandle, OutletPool
+from kvpushd.mover.transport.fake import FakeFabric
+from kvpushd.mover.twin import MoverThread
+
+T = TypeVar("T")
+DEADLINE = 30.0
+BLOCK_SIZE = 4
+
+
+def layout(blocks: int = 64, cell_bytes: int = 256, layers: int = 2) -> Layout:
+    """A pool of one head: layers, one after another, of blocks of four tokens."""
+    block = BLOCK_SIZE * cell_bytes
+    planes = [Plane(i * blocks * block, block, block, cell_bytes, cell_bytes) for i in range(layers)]
+    return Layout(
+        pool_bytes=layers * blocks * block,
+        blocks=blocks,
+        groups=(Group(BLOCK_SIZE),),
+        layers=tuple(Layer(f"layer{i}", 0, 0, 1, 1, (plane,)) for i, plane in enumerate(planes)),
+    )
+
+
+def pool(cut: Layout, seed: int | None = None) -> Pool:
+    """A pool of random bytes, or of zeros."""
+    made = Pool.create(cut.pool_bytes, "test")
+    if seed is not None:
+        made.view[:] = np.random.default_rng(seed).bytes(cut.pool_bytes)
+    return made
+
+
+def cells(made: Pool, cut: Layout) -> np.ndarray:
+    """A copy of a pool's bytes as (layer, block, bytes)."""
+    return np.frombuffer(bytes(made.view), np.uint8).reshape(len(cut.layers), cut.blocks, -1)
+
+
+@dataclass
+class Way:
+    """A mover with a source pool, and the pool that its writes land in."""
+
+    sender: MoverHandle
+    receiver: MoverHandle
+    source: Pool
+    target: Pool
+    cut: Layout
+    outlet: int
+    inlet: int
+    fabric: FakeFabric
+    source_id: bytes = b"source"
+    target_id: bytes = b"target"
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def post(self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object) -> asyncio.Future[WriteEnded]:
+        """Writes whole blocks; done with the write's end. A second end would raise InvalidStateError."""
+        ended: asyncio.Future[WriteEnded] = asyncio.get_running_loop().create_future()
+        arguments: dict[str, object] = {
+            "source_pool": self.source_id,
+            "source_blocks": (Blocks(0, 0, np.array(source_ids, np.int64)),),
+            "outlet_id": self.outlet,
+            "target_pool": self.target_id,
+            "target_blocks": (Blocks(0, 0, np.array(target_ids, np.int64)),),
+            "window": Window(0, len(source_ids) * BLOCK_SIZE, 0, len(self.cut.layers)),
+            "ended": ended.set_result,
+        }
+        self.sender.post(WriteId(next(self.numbers)), **(arguments | other))  # type: ignore[arg-type]
+        return ended
+
+    async def write(self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object) -> WriteEnded:
+        """The end of a write."""
+        return await soon(self.post(source_ids, target_ids, **other))
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """What is awaited, with a deadline."""
+    return await asyncio.wait_for(awaitable, DEADLINE)
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Returns once `holds()`, where nothing can be awaited: another process's memory or beats."""
+    async with asyncio.timeout(DEADLINE):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+@contextlib.asynccontextmanager
+async def movers(kind: str, count: int, fabric: FakeFabric, **settings: object) -> AsyncIterator[list[MoverHandle]]:
+    """Movers of a kind: processes with NIXL, or threads with the fake transport."""
+    if kind == "nixl":
+        names = [MoverSettings(f"{id(fabric):x}-{i}", **settings) for i in range(count)]  # type: ignore[arg-type]
+        made = await asyncio.gather(*(MoverHandle.spawn(each) for each in names))
+    else:
+        made = [await MoverThread.spawn(fabric) for _ in range(count)]
+    try:
+        yield made
+    finally:
+        await asyncio.gather(*(each.kill() for each in made))
+
+
+async def connect(
+    sender: MoverHandle, receiver: MoverHandle, target_id: bytes, cut: Layout, number: int, agent: str
+) -> None:
+    """An inlet and an outlet of one number."""
+    inlet, bases = await soon(receiver.open_inlet(number, [target_id], agent))
+    await soon(sender.open_outlet(number, inlet, [OutletPool(target_id, bases[0], cut)]))
+    receiver.attend(Attention.FILLING)
+
+
+@contextlib.asynccontextmanager
+async def way(kind: str, cut: Layout | None = None, **settings: object) -> AsyncIterator[Way]:
+    """A sender and a receiver, connected; for "local", one mover that is both."""
+    cut = layout() if cut is None else cut
+    fabric = FakeFabric()
+    async with movers(kind, 1 if kind == "local" else 2, fabric, **settings) as made:
+        sender, receiver = made[0], made[-1]
+        source, target = pool(cut, seed=1), pool(cut)
+        await soon(sender.map_pool(b"source", source.fd, cut))
+        await soon(receiver.map_pool(b"target", target.fd, cut))
+        number = 0 if kind == "local" else 7
+        if number:
+            await connect(sender, receiver, b"target", cut, number, f"{id(fabric):x}-inlet")
+        yield Way(sender, receiver, source, target, cut, number, number, fabric)
+        source.close()
+        target.close()

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Destroying the receiving agent fences, whatever the sender does: over TCP, as the daemons are configured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import numpy as np
+import pytest
+from mover_kit import cells, connect, eventually, layout, movers, soon, way
+
+from kvpush_client.events import Reason
+from kvpushd.core.messages import WriteEnded
+from kvpushd.mover.transport.fake import FakeFabric
+
+pytestmark = pytest.mark.nixl
+
+CUT = layout(blocks=4096, cell_bytes=4096)
+EVERY = list(range(CUT.blocks))
+TLS = pytest.mark.parametrize("tls", ["tcp,self", "^cma,knem,xpmem"])
+
+
+@TLS
+def test_nothing_lands_from_a_sender_that_was_stopped_before_the_fence_and_continued_after(tls: str) -> None:
+    async def scene() -> None:
+        async with way("nixl", CUT, ucx_tls=tls) as it:
+            writes = [it.post(EVERY, EVERY) for _ in range(4)]
+            await eventually(lambda: cells(it.target, CUT).any())
+            os.kill(it.sender.pid, signal.SIGSTOP)
+            await soon(it.receiver.close_inlet(it.inlet))
+            it.target.view[:] = bytes(CUT.pool_bytes)  # the engine's: it uses its blocks again
+            await soon(it.receiver.unmap_pool(b"target"))
+            os.kill(it.sender.pid, signal.SIGCONT)
+            ends = await soon(asyncio.gather(*writes))
+            assert all(ended.fault is not None for ended in ends)
+            # What the sender says after the fence has been said: a further write, and rounds of its loop.
+            assert (await it.write([1], [1])).fault is not None
+            assert not cells(it.target, CUT).any()
+            assert not it.receiver.died.done()
+
+    asyncio.run(scene())
+
+
+@TLS
+def test_nothing_lands_from_a_sender_that_writes_on_and_on(tls: str) -> None:
+    async def scene() -> None:
+        fabric = FakeFabric()
+        async with way("nixl", CUT, ucx_tls=tls) as it, movers("nixl", 1, fabric, ucx_tls=tls) as (other,):
+            await soon(other.map_pool(b"source", it.source.fd, CUT))
+            failed = asyncio.Event()
+            posted: list[asyncio.Future[WriteEnded]] = []
+
+            def again(ended: WriteEnded | None = None) -> None:
+                if ended is not None and ended.fault is not None:
+                    failed.set()
+                    return
+                write = it.post(EVERY, EVERY)
+                write.add_done_callback(lambda done: again(done.result()))
+                posted.append(write)
+
+            for _ in range(4):
+                again()
+            await soon(posted[0])
+            await soon(it.receiver.close_inlet(it.inlet))
+            it.target.view[:] = bytes(CUT.pool_bytes)
+            await soon(failed.wait())
+            ends = await soon(asyncio.gather(*posted))
+            assert ends[-1].fault is not None
+            assert ends[-1].fault.reason is Reason.TRANSPORT_FAILED
+            assert not cells(it.target, CUT).any()
+            # The same pool takes what others send, by another inlet.
+            await connect(other, it.receiver, b"target", CUT, 9, f"{id(fabric):x}-next")
+            it.sender, it.outlet = other, 9
+            assert (await it.write(EVERY, EVERY)).fault is None
+            assert np.array_equal(cells(it.target, CUT), cells(it.source, CUT))
+
+    asyncio.run(scene())

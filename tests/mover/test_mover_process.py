@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A mover as a process: how it begins and ends, and what its daemon hears of that."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from mover_kit import DEADLINE, cells, connect, eventually, layout, movers, pool, soon, way
+
+from kvpush_client.events import Reason
+from kvpushd.errors import MoverDied
+from kvpushd.mover.child import MoverSettings
+from kvpushd.mover.handle import MoverHandle
+from kvpushd.mover.transport.fake import FakeFabric
+
+pytestmark = pytest.mark.nixl
+
+
+def test_a_killed_mover_ends_each_write_once_fails_each_call_and_is_reported_dead() -> None:
+    async def scene() -> None:
+        cut = layout(blocks=4096, cell_bytes=4096)
+        async with way("nixl", cut) as it:
+            every = list(range(cut.blocks))
+            writes = [it.post(every, every) for _ in range(3)]
+            call = asyncio.ensure_future(it.sender.unmap_pool(b"source"))
+            await eventually(lambda: cells(it.target, cut).any())
+            os.kill(it.sender.pid, signal.SIGKILL)
+            fault = await soon(it.sender.died)
+            assert fault.reason is Reason.MOVER_DIED
+            assert "SIGKILL" in fault.detail
+            ends = await soon(asyncio.gather(*writes))
+            assert {ended.fault for ended in ends} == {fault}
+            with pytest.raises(MoverDied):
+                await soon(call)
+            with pytest.raises(MoverDied):
+                await soon(it.sender.map_pool(b"late", it.source.fd, cut))
+            assert (await it.write([1], [1])).fault == fault
+
+    asyncio.run(scene())
+
+
+def test_a_killed_sender_leaves_the_receivers_other_peers_alone() -> None:
+    async def scene() -> None:
+        cut = layout(blocks=4096, cell_bytes=4096)
+        fabric = FakeFabric()
+        async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
+            await soon(other.map_pool(b"source", it.source.fd, cut))
+            await connect(other, it.receiver, b"target", cut, 8, f"{id(fabric):x}-other")
+            every = list(range(cut.blocks))
+            write = it.post(every, every)
+            await eventually(lambda: cells(it.target, cut).any())
+            os.kill(it.sender.pid, signal.SIGKILL)
+            assert (await soon(write)).fault is not None
+            it.sender, it.outlet = other, 8
+            assert (await it.write(every, every)).fault is None
+            assert np.array_equal(cells(it.target, cut), cells(it.source, cut))
+
+    asyncio.run(scene())
+
+
+def test_a_killed_receiver_fails_the_writes_to_it_and_no_others() -> None:
+    async def scene() -> None:
+        cut = layout(blocks=4096, cell_bytes=4096)
+        fabric = FakeFabric()
+        async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
+            theirs = pool(cut)
+            await soon(other.map_pool(b"theirs", theirs.fd, cut))
+            await connect(it.sender, other, b"theirs", cut, 8, f"{id(fabric):x}-other")
+            every = list(range(cut.blocks))
+            doomed = it.post(every, every)
+            await eventually(lambda: cells(it.target, cut).any())
+            os.kill(it.receiver.pid, signal.SIGKILL)
+            assert (await it.write(every, every, outlet_id=8, target_pool=b"theirs")).fault is None
+            assert np.array_equal(cells(theirs, cut), cells(it.source, cut))
+            ended = await soon(doomed)
+            assert ended.fault is not None
+            assert ended.fault.reason is Reason.TRANSPORT_FAILED
+
+    asyncio.run(scene())
+
+
+def test_a_write_of_a_hundred_thousand_blocks_passes() -> None:
+    async def scene() -> None:
+        cut = layout(blocks=100_000, cell_bytes=16, layers=1)
+        async with way("nixl", cut) as it:
+            order = np.random.default_rng(5).permutation(cut.blocks)
+            ended = await it.write(range(cut.blocks), order)
+            assert (ended.fault, ended.bytes) == (None, cut.pool_bytes)
+            assert np.array_equal(cells(it.target, cut)[:, order], cells(it.source, cut))
+
+    asyncio.run(scene())
+
+
+def test_a_lifeline_held_by_a_mover_ends_with_the_mover() -> None:
+    async def scene() -> None:
+        read, write = os.pipe()
+        mover = await MoverHandle.spawn(MoverSettings("lifeline"), pass_fds=(write,))
+        os.close(write)
+        assert select.select([read], [], [], 0)[0] == []
+        await soon(mover.kill())
+        assert os.read(read, 1) == b""
+        os.close(read)
+
+    asyncio.run(scene())
+
+
+def test_a_stopped_mover_ends_in_order() -> None:
+    async def scene() -> None:
+        async with way("nixl") as it:
+            await soon(it.sender.stop())
+            assert "exit status 0" in it.sender.died.result().detail
+
+    asyncio.run(scene())
+
+
+def test_a_mover_that_can_not_begin_says_so() -> None:
+    async def scene() -> None:
+        with pytest.raises(MoverDied, match="exit status 1"):
+            await soon(MoverHandle.spawn(MoverSettings("none", ucx_tls="no-such-transport")))
+
+    asyncio.run(scene())
+
+
+def test_a_mover_beats_by_itself() -> None:
+    async def scene() -> None:
+        async with movers("nixl", 1, FakeFabric()) as (mover,):
+            for _ in range(2):
+                rounds = mover.rounds
+                await eventually(lambda rounds=rounds: mover.rounds > rounds)
+
+    asyncio.run(scene())
+
+
+DAEMON = """
+import asyncio, sys
+from kvpushd.mover.child import MoverSettings
+from kvpushd.mover.handle import MoverHandle
+
+async def live():
+    mover = await MoverHandle.spawn(MoverSettings("orphan"))
+    print(mover.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(live())
+"""
+
+
+def test_a_mover_dies_with_its_daemon() -> None:
+    with subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        mover = os.pidfd_open(int(daemon.stdout.readline()))
+        daemon.kill()
+    assert select.select([mover], [], [], DEADLINE)[0] == [mover]
+    os.close(mover)

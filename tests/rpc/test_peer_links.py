@@ -1,0 +1,447 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Links between two nodes: real gRPC, no certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from kvpush_client._proto import peer_pb2
+from kvpush_client._proto.peer_pb2_grpc import PeerServiceStub
+from kvpush_client.events import Reason
+from kvpushd.errors import Invalid, OverLimit
+from kvpushd.rpc.links import EOF, PROTOCOL, check_address
+from kvpushd.rpc.tls import NoPeers
+from tests.rpc.peer_kit import fenced, in_loop, number_of, receiving, sending, soon, terms, withdraw
+
+ROOT = Path(__file__).resolve().parents[2]
+HELLO = terms("raw").hello()
+
+
+def changed(**fields: Any) -> peer_pb2.PeerHello:
+    hello = peer_pb2.PeerHello()
+    hello.CopyFrom(HELLO)
+    for name, value in fields.items():
+        setattr(hello, name, value)
+    return hello
+
+
+@in_loop
+async def test_items_arrive_on_both_sides_in_the_order_in_which_they_were_sent() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        link = links.dial(sender.address)
+        for number in range(500):
+            link.send(withdraw(number))  # most of them before the link is up
+        back = await soon(sender.notes.ups.get())
+        for number in range(500):
+            back.send(fenced(number))
+        there = [number_of(await soon(sender.notes.items.get())) for _ in range(500)]
+        here = [number_of(await soon(heard.items.get())) for _ in range(500)]
+        assert there == here == list(range(500))
+
+
+@in_loop
+async def test_each_side_learns_the_names_of_the_other() -> None:
+    async with sending("p-node") as sender, receiving("d-node") as (links, heard):
+        links.dial(sender.address)
+        link, hello = await soon(heard.ups.get())
+        back = await soon(sender.notes.ups.get())
+        assert (hello.node, link.hello.node, back.hello.node) == ("p-node", "p-node", "d-node")
+        assert link.up
+        assert back.up
+
+
+@in_loop
+async def test_all_engines_share_one_link_per_address() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        first = links.dial(sender.address)
+        assert links.dial(sender.address) is first
+        await soon(heard.ups.get())
+        assert links.dial(sender.address) is first
+        assert list(links) == [first]
+
+
+@in_loop
+async def test_a_side_beats_at_a_third_of_what_the_other_side_bears() -> None:
+    async with sending(silence=60) as sender, grpc.aio.insecure_channel(sender.address) as channel:
+        stub: Any = PeerServiceStub(channel)
+        call = stub.Link()
+        await call.write(peer_pb2.LinkRequest(hello=changed(silence_ms=100)))
+        assert (await soon(call.read())).hello.silence_ms == 60_000
+        for _ in range(3):
+            (beat,) = (await soon(call.read())).items
+            assert beat.WhichOneof("item") == "beat"
+        call.cancel()
+
+
+@in_loop
+async def test_a_link_that_carries_nothing_outlives_the_silence_of_both_sides_by_its_beats() -> None:
+    async with sending(silence=0.3) as sender, receiving(silence=0.3) as (links, heard):
+        link = links.dial(sender.address)
+        await soon(heard.ups.get())
+        # A raw peer that says nothing serves as the clock: it is given up after the same silence.
+        async with grpc.aio.insecure_channel(sender.address) as channel:
+            stub: Any = PeerServiceStub(channel)
+            for _ in range(3):
+                call = stub.Link()
+                await call.write(peer_pb2.LinkRequest(hello=HELLO))
+                _, fault = await soon(sender.notes.downs.get())
+                assert fault.detail == "the peer was silent for 0.3 s"
+        assert link.up
+        assert heard.downs.empty()
+
+
+@in_loop
+async def test_a_refused_connection_is_said_at_once_and_the_next_dial_works_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    async with receiving(connect_timeout=30) as (links, heard):
+        dead = links.dial(f"127.0.0.1:{port}")
+        link, fault = await soon(heard.downs.get())
+        assert link is dead
+        assert fault.reason is Reason.PEER_UNREACHABLE
+        async with sending(port=port):
+            assert links.dial(f"127.0.0.1:{port}") is not dead
+            await soon(heard.ups.get())
+        assert heard.ups.empty()
+
+
+@in_loop
+async def test_a_host_that_accepts_and_says_nothing_is_given_up_after_the_connect_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with receiving(connect_timeout=0.3) as (links, heard):
+            links.dial(f"127.0.0.1:{mute.getsockname()[1]}")
+            _, fault = await soon(heard.downs.get())
+            assert fault.reason is Reason.PEER_UNREACHABLE
+            assert "did not answer within 0.3 s" in fault.detail
+
+
+@in_loop
+async def test_a_dial_that_is_closed_before_it_came_up_ends_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        async with receiving(connect_timeout=3600) as (links, heard):
+            links.dial(f"127.0.0.1:{mute.getsockname()[1]}").close("nobody wants it any more")
+            _, fault = await soon(heard.downs.get())
+            assert "nobody wants it" in fault.detail
+
+
+@in_loop
+async def test_a_peer_that_stops_its_server_takes_the_link_down_once_on_each_side() -> None:
+    async with sending(silence=60) as sender, receiving(silence=60) as (links, heard):
+        link = links.dial(sender.address)
+        back = await soon(sender.notes.ups.get())
+        await soon(heard.ups.get())
+        await sender.server.stop(None)
+        assert (await soon(heard.downs.get()))[0] is link
+        assert (await soon(sender.notes.downs.get()))[0] is back
+        assert not link.up
+        assert not back.up
+        link.send(withdraw(1))  # without effect, and without an error
+        back.send(fenced(1))
+        assert heard.downs.empty()
+        assert sender.notes.downs.empty()
+
+
+@in_loop
+async def test_either_side_may_close_and_both_hear_of_it() -> None:
+    async with sending(silence=60) as sender, receiving(silence=60) as (links, heard):
+        links.dial(sender.address)
+        (await soon(sender.notes.ups.get())).close("engine left")
+        _, fault = await soon(heard.downs.get())
+        assert "engine left" in fault.detail
+        await soon(sender.notes.downs.get())
+
+        await soon(heard.ups.get())
+        links.dial(sender.address)
+        link, _ = await soon(heard.ups.get())
+        link.close("done")
+        assert "done" in (await soon(heard.downs.get()))[1].detail
+        await soon(sender.notes.downs.get())
+
+
+@in_loop
+async def test_what_the_desk_refuses_reaches_the_other_side_with_its_reason_and_other_links_live() -> None:
+    async with sending() as sender, receiving("good") as (good, good_heard), receiving("bad") as (bad, heard):
+        good.dial(sender.address)
+        await soon(sender.notes.ups.get())
+        other = bad.dial(sender.address)
+        await soon(sender.notes.ups.get())
+        sender.notes.raises = Invalid("announce.end is before announce.start")
+        other.send(withdraw(1))
+        _, fault = await soon(heard.downs.get())
+        assert fault.reason is Reason.INVALID
+        assert fault.detail == "announce.end is before announce.start"
+        assert good_heard.downs.empty()
+        assert [link.hello.node for link in sender.service] == ["good"]
+
+
+@in_loop
+async def test_a_bug_in_the_desk_ends_the_link_and_says_so() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        heard.raises = ZeroDivisionError("a bug")
+        links.dial(sender.address)
+        (await soon(sender.notes.ups.get())).send(fenced(1))
+        _, fault = await soon(heard.downs.get())
+        assert "a bug" in fault.detail
+
+
+@in_loop
+async def test_a_bug_in_the_senders_desk_ends_that_link_without_showing_its_inside() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        sender.notes.raises = ZeroDivisionError("a bug")
+        links.dial(sender.address).send(withdraw(1))
+        _, fault = await soon(heard.downs.get())
+        assert fault.detail == "internal error; the log of the other node has more"
+        assert "a bug" in (await soon(sender.notes.downs.get()))[1].detail
+
+
+@in_loop
+async def test_a_node_that_stood_still_itself_does_not_blame_its_peer() -> None:
+    async with sending(silence=60) as sender, receiving(silence=0.3) as (links, heard):
+        link = links.dial(sender.address)
+        back = await soon(sender.notes.ups.get())
+        await soon(heard.ups.get())
+        time.sleep(0.9)  # noqa: ASYNC251, the loop of both stands still
+        back.send(fenced(1))
+        assert number_of(await soon(heard.items.get())) == 1
+        assert link.up
+
+
+@in_loop
+async def test_after_all_links_were_closed_nothing_is_up_and_nobody_is_told() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        link = links.dial(sender.address)
+        await soon(heard.ups.get())
+        await links.close()
+        await soon(sender.notes.downs.get())
+        assert not link.up
+        assert heard.downs.empty()
+        assert list(links) == []
+
+
+@in_loop
+async def test_a_peer_that_takes_nothing_is_cut_off_when_its_queue_is_full() -> None:
+    async with sending(silence=60) as sender, receiving(silence=60, queued_items=1000) as (links, heard):
+        link = links.dial(sender.address)
+        await soon(heard.ups.get())
+        for number in range(1001):
+            link.send(withdraw(number))  # without giving the loop a turn
+        _, fault = await soon(heard.downs.get())
+        assert fault.reason is Reason.OVER_LIMIT
+
+
+@in_loop
+async def test_many_large_items_are_split_into_messages_that_the_other_side_accepts() -> None:
+    async with sending(message_bytes=1 << 16) as sender, receiving(message_bytes=1 << 16) as (links, _):
+        link = links.dial(sender.address)
+        await soon(sender.notes.ups.get())
+        for number in range(4):
+            link.send(withdraw(number, padding=50_000))
+        assert [number_of(await soon(sender.notes.items.get())) for _ in range(4)] == [0, 1, 2, 3]
+
+
+@in_loop
+async def test_an_item_that_no_message_can_hold_is_refused_to_its_sender_and_the_link_lives() -> None:
+    async with sending(message_bytes=1 << 16) as sender, receiving(message_bytes=1 << 16) as (links, _):
+        link = links.dial(sender.address)
+        with pytest.raises(OverLimit):
+            link.send(withdraw(1, padding=1 << 16))
+        link.send(withdraw(2))
+        assert number_of(await soon(sender.notes.items.get())) == 2
+
+
+@in_loop
+async def test_a_node_without_certificates_dials_nobody_and_says_what_to_do() -> None:
+    async with receiving(security=NoPeers()) as (links, heard):
+        links.dial("127.0.0.1:7766")
+        _, fault = await soon(heard.downs.get())
+        assert fault.reason is Reason.FORBIDDEN
+        assert "insecure_peers = true" in fault.detail
+
+
+@in_loop
+async def test_more_links_than_allowed_are_refused() -> None:
+    async with (
+        sending(most_links=1) as sender,
+        receiving("one") as (one, _),
+        receiving("two") as (two, heard),
+    ):
+        one.dial(sender.address)
+        await soon(sender.notes.ups.get())
+        two.dial(sender.address)
+        assert (await soon(heard.downs.get()))[1].reason is Reason.OVER_LIMIT
+        assert (await soon(sender.notes.refused.get())).reason is Reason.OVER_LIMIT
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        ":7766",
+        "host:0",
+        "host:65536",
+        "unix:/run/x",
+        "unix:/run/x:1",
+        "a b:1",
+        "[::g]:1",
+    ],
+)
+def test_what_is_no_address_is_refused_before_anything_is_dialed(address: str) -> None:
+    with pytest.raises(Invalid):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", ["host:1", "a.b-c:7766", "10.0.0.1:7766", "[::1]:7766"])
+def test_hosts_and_addresses_of_both_families_are_accepted(address: str) -> None:
+    check_address(address)
+
+
+async def until_it_ends(call: Any) -> None:
+    while await call.read() is not EOF:
+        continue
+
+
+@pytest.mark.parametrize(
+    ("messages", "code", "words"),
+    [
+        ([peer_pb2.LinkRequest()], grpc.StatusCode.INVALID_ARGUMENT, "begins with"),
+        ([peer_pb2.LinkRequest(items=[withdraw(1)])], grpc.StatusCode.INVALID_ARGUMENT, "begins with"),
+        (
+            [peer_pb2.LinkRequest(hello=HELLO, items=[withdraw(1)])],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "nothing else",
+        ),
+        (
+            [peer_pb2.LinkRequest(hello=changed(protocol=PROTOCOL + 1))],
+            grpc.StatusCode.FAILED_PRECONDITION,
+            "upgrade the older one",
+        ),
+        ([peer_pb2.LinkRequest(hello=changed(node=""))], grpc.StatusCode.INVALID_ARGUMENT, "hello.node"),
+        (
+            [peer_pb2.LinkRequest(hello=changed(node="a\x1b[2J"))],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "hello.node",
+        ),
+        ([peer_pb2.LinkRequest(hello=changed(software="\n"))], grpc.StatusCode.INVALID_ARGUMENT, "printable"),
+        ([peer_pb2.LinkRequest(hello=changed(boot=b"1"))], grpc.StatusCode.INVALID_ARGUMENT, "16 bytes"),
+        ([peer_pb2.LinkRequest(hello=changed(silence_ms=1))], grpc.StatusCode.INVALID_ARGUMENT, "100 to"),
+        ([peer_pb2.LinkRequest(hello=HELLO)] * 2, grpc.StatusCode.INVALID_ARGUMENT, "second hello"),
+        (
+            [peer_pb2.LinkRequest(hello=HELLO), peer_pb2.LinkRequest(items=[peer_pb2.ReceiverItem()])],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "says nothing",
+        ),
+        (
+            [peer_pb2.LinkRequest(hello=HELLO), peer_pb2.LinkRequest(items=[withdraw(1)] * 11)],
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "11 items",
+        ),
+    ],
+)
+@in_loop
+async def test_nonsense_gets_a_status_that_says_what_was_expected_and_the_port_lives(
+    messages: list[peer_pb2.LinkRequest], code: grpc.StatusCode, words: str
+) -> None:
+    async with sending(items_per_message=10) as sender, receiving() as (links, heard):
+        async with grpc.aio.insecure_channel(sender.address) as channel:
+            stub: Any = PeerServiceStub(channel)
+            call = stub.Link()
+            for message in messages:
+                await call.write(message)
+            with pytest.raises(grpc.aio.AioRpcError, match=words) as refused:
+                await soon(until_it_ends(call))
+            assert refused.value.code() is code
+        links.dial(sender.address)
+        await soon(heard.ups.get())
+
+
+@in_loop
+async def test_bytes_that_are_no_protobuf_and_no_http_leave_the_port_alive() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        for garbage in (b"\x00" * 4096, os.urandom(4096), b"GET / HTTP/1.0\r\n\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", sender.port)
+            writer.write(garbage)
+            writer.write_eof()
+            await soon(reader.read())
+            writer.close()
+        async with grpc.aio.insecure_channel(sender.address) as channel:
+            untyped: Any = channel
+            raw = untyped.stream_stream("/kvpush.v1.PeerService/Link")()
+            await raw.write(b"\xff\xff\xff\xff")
+            with pytest.raises(grpc.aio.AioRpcError):
+                await soon(raw.read())
+        links.dial(sender.address)
+        await soon(heard.ups.get())
+
+
+@in_loop
+async def test_who_says_no_hello_is_turned_away_in_time() -> None:
+    async with sending(connect_timeout=0.2) as sender, grpc.aio.insecure_channel(sender.address) as channel:
+        stub: Any = PeerServiceStub(channel)
+        call = stub.Link()
+        with pytest.raises(grpc.aio.AioRpcError, match="no hello within"):
+            await soon(call.read())
+        assert (await soon(sender.notes.refused.get())).reason is Reason.INVALID
+
+
+CHILD = """
+import asyncio, sys
+from tests.rpc.peer_kit import sending
+async def main():
+    async with sending("child", silence=60) as sender:
+        print(sender.address, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@in_loop
+async def test_a_stopped_peer_is_noticed_by_its_silence_and_a_killed_one_at_once() -> None:
+    child = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CHILD,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+    )
+    try:
+        assert child.stdout
+        address = (await soon(child.stdout.readline())).decode().strip()
+        async with receiving(silence=0.5) as (links, heard):
+            links.dial(address)
+            await soon(heard.ups.get())
+            child.send_signal(signal.SIGSTOP)
+            _, fault = await soon(heard.downs.get())
+            assert (fault.reason, fault.detail) == (
+                Reason.PEER_UNREACHABLE,
+                "the peer was silent for 0.5 s",
+            )
+            child.send_signal(signal.SIGCONT)
+            links.dial(address)
+            await soon(heard.ups.get())
+        async with receiving(silence=60) as (links, heard):
+            links.dial(address)
+            await soon(heard.ups.get())
+            child.kill()
+            _, fault = await soon(heard.downs.get())
+            assert fault.reason is Reason.PEER_UNREACHABLE
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+        await child.wait()

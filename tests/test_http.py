@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP port: real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry
+
+from kvpushd.errors import ConfigError
+from kvpushd.http import HttpPort
+from kvpushd.metrics import Holding, Metrics
+
+
+class Node:
+    """What the port asks."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics(CollectorRegistry(), "a", "1")
+        self.problems: list[str] = []
+        self.engines = 0
+
+    def refresh(self) -> None:
+        self.metrics.holding(Holding(engines=self.engines))
+
+
+@asynccontextmanager
+async def port(node: Node) -> AsyncIterator[tuple[aiohttp.ClientSession, int]]:
+    http = HttpPort(node.metrics.registry, node.refresh, lambda: node.problems)
+    bound = await http.open("127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{bound}") as client:
+            yield client, bound
+    finally:
+        await http.close()
+
+
+def test_a_scrape_sees_what_is_held_at_its_moment() -> None:
+    async def run() -> None:
+        node = Node()
+        async with port(node) as (client, _):
+            for node.engines in (1, 2):
+                async with client.get("/metrics") as answer:
+                    assert answer.headers["Content-Type"].startswith("text/plain")
+                    assert f"\nkvpush_engines {float(node.engines)}\n" in await answer.text()
+
+    asyncio.run(run())
+
+
+def test_a_scraper_that_speaks_openmetrics_gets_it() -> None:
+    async def run() -> None:
+        accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+        async with port(Node()) as (client, _), client.get("/metrics", headers=accept) as answer:
+            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+            assert (await answer.text()).endswith("# EOF\n")
+
+    asyncio.run(run())
+
+
+def test_readiness_says_what_is_wrong_and_health_does_not_care() -> None:
+    async def run() -> None:
+        node = Node()
+        async with port(node) as (client, _):
+            async with client.get("/readyz") as answer:
+                assert (answer.status, await answer.text()) == (200, "ready\n")
+            node.problems = ["mover 0 does not answer", "draining"]
+            async with client.get("/readyz") as answer:
+                assert (answer.status, await answer.text()) == (503, "mover 0 does not answer\ndraining\n")
+            async with client.get("/healthz") as answer:
+                assert answer.status == 200
+
+    asyncio.run(run())
+
+
+def test_a_port_that_is_taken_is_said_by_name() -> None:
+    async def run() -> None:
+        node = Node()
+        async with port(node) as (_, bound):
+            other = HttpPort(node.metrics.registry, node.refresh, list)
+            with pytest.raises(ConfigError, match=f"127.0.0.1:{bound}"):
+                await other.open("127.0.0.1", bound)
+
+    asyncio.run(run())
