@@ -43,14 +43,17 @@ LAYOUT = Layout(4096, 4, (Group(16),), (Layer("layer.0", 0, 0, 1, 1, (Plane(0, 1
 
 
 def new_key() -> TransferKey:
+    """A key that nobody has used."""
     return TransferKey(os.urandom(16))
 
 
 def scheduler(launch: str = "launch") -> Identity:
+    """A scheduler of the engine `engine`."""
     return Identity("engine", launch, Role.SCHEDULER, fingerprint={"model": "m"}, software="test")
 
 
 def worker(launch: str = "launch") -> Identity:
+    """Its only worker."""
     return Identity("engine", launch, Role.WORKER, fingerprint={"model": "m"}, software="test")
 
 
@@ -72,6 +75,7 @@ class Desk:
         self.waiting = 0
 
     async def join(self, identity: Identity, session: EngineSession) -> Welcome:
+        """Takes everybody in, unless `refusal` is set; waits while `hold` is set and not opened."""
         if self.refusal is not None:
             raise self.refusal
         if self.hold is not None:
@@ -84,6 +88,7 @@ class Desk:
         return Welcome(os.urandom(16), 30.0, "node-d", 4712, "test")
 
     def item(self, session: EngineSession, item: Item) -> None:
+        """Records, and answers as a daemon would; or raises `item_refusal`."""
         if self.item_refusal is not None:
             raise self.item_refusal
         self.items.put(item)
@@ -100,9 +105,11 @@ class Desk:
                 pass
 
     def left(self, session: EngineSession) -> None:
+        """Records."""
         self.gone.put(session.identity)
 
     def offer(self, session: EngineSession, fd: int, nbytes: int, uid: int) -> bytes:
+        """Records the descriptor's size, what was said, and who; or raises `pool_refusal`."""
         if self.pool_refusal is not None:
             raise self.pool_refusal
         self.pools.put((os.fstat(fd).st_size, nbytes, uid))
@@ -122,12 +129,14 @@ class Front:
         self._listener: socket.socket | None = None
 
     async def open(self, lifeline: int) -> None:
+        """Binds both, and serves until `close`."""
         self._listener = sockets.listen(self._runtime_dir / "fd.sock", socket.SOCK_SEQPACKET)
         fds = FdService(self._listener, self.service.bearer, self._desk, lifeline)
         self._fds = asyncio.create_task(fds.serve())
         self._server = await serve_engines(self.service, self._runtime_dir / "kvpushd.sock")
 
     async def close(self) -> None:
+        """As a daemon that ends well."""
         assert self._server is not None
         assert self._fds is not None
         assert self._listener is not None
@@ -160,6 +169,7 @@ class Daemon:
         self.run(self._front.open(self._lifeline))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of work on the daemon's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
 
     def tell(self, *events: DaemonEvent) -> None:
@@ -173,6 +183,8 @@ class Daemon:
         self.run(told())
 
     def set_hold(self, held: bool) -> None:
+        """Has welcomes wait, or go on."""
+
         async def set_it() -> None:
             if held:
                 self.desk.hold = asyncio.Event()
@@ -194,6 +206,7 @@ class Daemon:
         self.end_movers()
 
     def end_movers(self) -> None:
+        """Closes the lifeline's last write end."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
@@ -214,9 +227,11 @@ class DaemonProcess:
         assert self._child.stdout.readline() == "ready\n"
 
     def send(self, number: signal.Signals) -> None:
+        """SIGSTOP, SIGCONT."""
         self._child.send_signal(number)
 
     def kill(self) -> None:
+        """SIGKILL; harmless to repeat."""
         self._child.kill()
         self._child.wait()
         assert self._child.stdout is not None
@@ -240,6 +255,7 @@ class Engine:
         self.seen: list[Event] = []
 
     def poll(self) -> None:
+        """Sees what there is."""
         self.seen.extend(self.session.poll())
 
     def await_event(self, kind: type[E], *, count: int = 1, timeout: float = DEADLINE) -> E:
@@ -260,6 +276,7 @@ class Engine:
         return [event for event in self.seen if getattr(event, "key", None) == key]
 
     def reserve(self, key: TransferKey, label: str = "") -> None:
+        """A reservation of three blocks."""
         self.session.reserve(key, SENDERS, 0, 48, BLOCKS, label=label)
 
 

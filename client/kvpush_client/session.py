@@ -100,7 +100,8 @@ class Session:
         self._trouble: KvpushClientError | None = None
         self._lifeline: fdsock.Lifeline | None = None  # of the newest generation that was connected
         self._closing = threading.Event()
-        self._wake = os.eventfd(0)
+        self._wake = -1  # an eventfd that ends waits on fd.sock
+        self._pid = 0
         self._thread: threading.Thread | None = None
 
     # --- life -----------------------------------------------------------------------------------------------
@@ -109,6 +110,8 @@ class Session:
         """Begins to connect, in the background, until `close`."""
         if self._thread is not None or self._closing.is_set():
             raise RuntimeError("a session starts once")
+        self._pid = os.getpid()
+        self._wake = os.eventfd(0)
         self._thread = threading.Thread(target=self._run, name="kvpush-session", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -149,23 +152,27 @@ class Session:
     def close(self) -> None:
         """Ends the session and its threads; the daemon fences and lets go what it owned. May be repeated.
 
-        What was posted is still sent, if the daemon takes it within a second.
+        What was posted is still sent, if the daemon takes it within a second. In a child that inherited
+        the session by fork() it does nothing.
         """
+        if self._thread is not None and self._pid != os.getpid():
+            return  # the lock may have been held, and gRPC's threads are the parent's
         with self._lock:
             if self._closing.is_set():
                 return
             self._closing.set()
             link, connected = self._link, self._open is not None
             self._changed.notify_all()
+        if self._thread is None:
+            return
         atexit.unregister(self.close)
         os.eventfd_write(self._wake, 1)
-        if self._thread is not None:
-            if link is not None and connected:
-                link.finish()
-                self._thread.join(_GOODBYE)
-            if link is not None:
-                link.cancel()
-            self._thread.join()
+        if link is not None and connected:
+            link.finish()
+            self._thread.join(_GOODBYE)
+        if link is not None:
+            link.cancel()
+        self._thread.join()
         os.close(self._wake)
 
     # --- what an engine says --------------------------------------------------------------------------------
@@ -359,11 +366,8 @@ class Session:
             case Refusal(fault):
                 _log.warning("kvpushd did not accept an item: %s", fault)
                 return
-        if self._identity.role is Role.WORKER:
-            self._events.append(event)
-            return
         with self._lock:
-            heard = self._halves.heard(event)
+            heard = event if self._identity.role is Role.WORKER else self._halves.heard(event)
             match heard:
                 case None:
                     _log.debug("dropped, late or doubled: %s", event)

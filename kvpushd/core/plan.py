@@ -21,9 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpushd.core.layout import BlockLists, Blocks, GroupKind, Layer, Layout, Window, reach, unit_bytes
-from kvpushd.errors import Invalid, LayoutMismatch
+from kvpushd.errors import Invalid, LayoutMismatch, OverLimit
 
 Int64s = NDArray[np.int64]
+
+# A layout of single bytes in two orders would take the mover's memory: 24 bytes of plan per byte moved.
+MAX_RUNS = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,8 @@ def plan(
     is opaque a block moves whole, though the window may end inside of it; it may not start inside.
 
     Raises LayoutMismatch if a layer of the window can't be mapped, Invalid if the window is not one of
-    these layouts or a list names a block that its pool does not have.
+    these layouts or a list names a block that its pool does not have, OverLimit if it takes more than
+    MAX_RUNS runs before the last merge.
     """
     if not 0 <= window.first_layer <= window.end_layer <= len(source.layers):
         raise Invalid(
@@ -165,11 +169,12 @@ def plan(
                     theirs.offset + (pair.first_head - pair.target.first_head) * theirs.head_stride,
                 )
             )
-    parts = [
-        _expand(shape, pieces, np.array(sorted(origins), np.int64))
-        for shape, origins in shapes.items()
-        for pieces in cuts[shape.groups]
-    ]
+    parts: list[Runs] = []
+    room = MAX_RUNS
+    for shape, origins in shapes.items():
+        for pieces in cuts[shape.groups]:
+            parts.append(_expand(shape, pieces, np.array(sorted(origins), np.int64), room))
+            room -= len(parts[-1].source)
     return _merged(parts)
 
 
@@ -326,6 +331,7 @@ def _cut(
     if len(rest):
         # Few, unless the block sizes don't divide one another: token by token, and merged again later.
         ends = np.cumsum(counts)
+        _bound(int(ends[-1]), MAX_RUNS)
         within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
         parts.append((np.repeat(rest, counts) + within, 1))
     return [_pieces(at, tokens, mine, size, theirs, other_size) for at, tokens in parts]
@@ -358,7 +364,7 @@ def _list_of(layout: Layout, lists: BlockLists, group: int, side: str) -> Blocks
     return found[0]
 
 
-def _expand(shape: _Shape, pieces: _Pieces, origins: Int64s) -> Runs:
+def _expand(shape: _Shape, pieces: _Pieces, origins: Int64s, room: int) -> Runs:
     """The runs of all pieces, heads and planes of one shape. Merges before it multiplies, where it can."""
     block, head, token = shape.source
     other_block, other_head, other_token = shape.target
@@ -383,6 +389,7 @@ def _expand(shape: _Shape, pieces: _Pieces, origins: Int64s) -> Runs:
             break
         # All of it is one run on both sides: the next axis counts in those.
         unit *= int(axis.length[0])
+    _bound(math.prod(len(axis.source) for axis in inner + axes), room)
     source = target = np.zeros(1, np.int64)
     length = np.full(1, shape.unit, np.int64)
     # The axis with the longest step outermost: so the runs come out in the source's order, if one exists.
@@ -391,6 +398,14 @@ def _expand(shape: _Shape, pieces: _Pieces, origins: Int64s) -> Runs:
         target = np.add.outer(target, axis.target).ravel()
         length = np.multiply.outer(length, axis.length).ravel()
     return Runs(source, target, length)
+
+
+def _bound(runs: int, room: int) -> None:
+    if runs > room:
+        raise OverLimit(
+            f"one write of more than {MAX_RUNS:,} runs: move fewer positions or layers at a time, or give both "
+            "engines the same block size and the same order of heads and tokens"
+        )
 
 
 def _axis(source: Int64s, target: Int64s) -> _Axis:

@@ -20,6 +20,9 @@ from kvpushd.rpc import wire
 Ended = Callable[[WriteEnded], None]
 _Key = tuple[str, bytes | int]
 
+# How long a mover whose link has closed may take to exit by itself.
+GRACE_SECONDS = 1.0
+
 # What a mover refuses with; KvpushError for what a later one may.
 _REFUSALS: dict[Reason, type[KvpushError]] = {
     kind.reason: kind for kind in (BadMemory, Invalid, LayoutMismatch, TransportFailed)
@@ -49,7 +52,7 @@ class MoverHandle:
         self._link = link
         self._child = child
         self._open = True
-        self._stopping = False
+        self._grace: asyncio.TimerHandle | None = None
         self._calls: dict[_Key, asyncio.Future[mover_pb2.MoverReport]] = {}
         self._writes: dict[int, Ended] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
@@ -197,7 +200,6 @@ class MoverHandle:
 
     async def stop(self, within: float = 10.0) -> None:
         """Ends the mover in order, or after `within` seconds by SIGKILL. Returns once it is reaped."""
-        self._stopping = True
         self._send(mover_pb2.MoverCommand(stop=mover_pb2.StopMover()))
         try:
             await asyncio.wait_for(asyncio.shield(self._died), within)
@@ -310,9 +312,8 @@ class MoverHandle:
         self._loop.remove_reader(self._link.fileno())
         self._loop.remove_writer(self._link.fileno())
         self._link.close()
-        # After StopMover it closes the link by its exit; it may still be at it.
-        if not self._stopping:
-            self._child.kill()
+        # Most likely it is at its exit, and how it ends is worth knowing.
+        self._grace = self._loop.call_later(GRACE_SECONDS, self._child.kill)
 
     async def _bury(self) -> None:
         """Waits for the end of the mover, hears its last words, and tells everybody."""
@@ -321,6 +322,8 @@ class MoverHandle:
             if self._open:
                 self._readable()
         self._hang_up()
+        if self._grace is not None:
+            self._grace.cancel()
         fault = Fault(Reason.MOVER_DIED, f"the mover {self._child.pid} ended ({how})")
         for answer in self._calls.values():
             if not answer.done():

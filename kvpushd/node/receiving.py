@@ -70,7 +70,7 @@ class ReceivingRoom:
         agent_prefix: str,
         on_lost: Callable[[str, Fault], None],
     ) -> None:
-        """`agent_prefix` makes the names of inlets unique among all nodes and for ever; `on_lost` hears of links
+        """`agent_prefix` makes inlets' names unique among all nodes and for ever; `on_lost` hears of links
         that are down, with this side's role on them."""
         self._hub = hub
         self._movers = movers

@@ -179,8 +179,8 @@ class SendingRoom:
             return
         ids = tuple(self._movers.next_id() for _ in agents)
         outlet = Outlet(agents, ids, {})
-        for rank, (inlet, _) in pools.items():
-            outlet.pools[rank] = (ids[inlet], f"{ids[inlet]}/{rank}".encode())
+        for rank, (at, _) in pools.items():
+            outlet.pools[rank] = (ids[at], f"{ids[at]}/{rank}".encode())
         guest.outlets[receiver.incarnation] = outlet
         for index, (outlet_id, inlet) in enumerate(zip(ids, engine.inlets, strict=True)):
             behind = [

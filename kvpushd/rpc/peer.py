@@ -114,7 +114,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         except KvpushError as error:
             fault = error.fault()
             await status.abort(context, error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001, logged with its traceback
             # A bug in what the desk does ends this link, not the daemon and its other links.
             self._log.exception("link failed", address=address, node=link.hello.node)
             fault = Fault(Reason.PEER_UNREACHABLE, f"internal error: {error!r}")

@@ -424,6 +424,7 @@ def open_descriptors() -> int:
 
 
 LEFT_OPEN = """
+import os
 import sys
 from pathlib import Path
 from kvpush_client.session import Session
@@ -432,16 +433,25 @@ session = Session(Path(sys.argv[1]), scheduler())
 session.start()
 if sys.argv[2] == "connected":
     session.wait_ready(20)
+if sys.argv[3] == "forked":
+    child = os.fork()
+    if child == 0:
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+    assert sys.argv[2] != "connected" or session.ready
 print("end")
 """
 
 
+@pytest.mark.parametrize("then", ["alone", "forked"])
 @pytest.mark.parametrize("how", ["connected", "searching"])
-def test_an_interpreter_exits_with_a_session_open(how: str, processes: Processes, runtime_dir: Path) -> None:
+def test_an_interpreter_exits_with_a_session_open(
+    how: str, then: str, processes: Processes, runtime_dir: Path
+) -> None:
     if how == "connected":
         processes()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", LEFT_OPEN, str(runtime_dir), how],
+        [sys.executable, "-W", "error", "-c", LEFT_OPEN, str(runtime_dir), how, then],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"},
         capture_output=True,

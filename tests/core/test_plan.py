@@ -20,7 +20,7 @@ from kvpushd.core.plan import (
     shared_layers,
     window_bytes,
 )
-from kvpushd.errors import Invalid, LayoutMismatch
+from kvpushd.errors import Invalid, LayoutMismatch, OverLimit
 from tests.core.pools import Model, Shape, changed, listed, rank, ranks, whole
 
 # Two layers of eight heads; a token of a head is 4 bytes, a block of 4 tokens 128, a layer of 8 blocks 1024.
@@ -174,6 +174,21 @@ def test_opaque_heads_are_told_apart_by_rank() -> None:
 def test_a_window_of_layers_that_the_sender_does_not_have_is_refused() -> None:
     with pytest.raises(Invalid, match="layers 0 to 3, expected inside 0 to 2"):
         plan(POOL, [listed(0, 0)], POOL, [listed(0, 0)], Window(0, 4, 0, 3))
+
+
+def test_a_plan_that_would_fill_the_memory_is_refused_before_it_is_made() -> None:
+    model, shape = Model((0,), heads=512, planes=(1,)), Shape((Group(65_536),), blocks=1)
+    source, target = rank(model, shape), rank(model, replace(shape, order="LPBNH"))
+    assert rows(source, [listed(0, 0)], source, [listed(0, 0)], whole(source, 65_536)) == [(0, 0, 2**25)]
+    with pytest.raises(OverLimit, match="16,777,216 runs"):
+        plan(source, [listed(0, 0)], target, [listed(0, 0)], whole(source, 65_536))
+
+
+def test_blocks_that_never_fall_in_step_are_refused_before_they_fill_the_memory() -> None:
+    model, blocks = Model((0,), heads=1), range(300)
+    source, target = (rank(model, Shape((Group(size),), blocks=300)) for size in (65_536, 65_535))
+    with pytest.raises(OverLimit):
+        plan(source, [listed(0, *blocks)], target, [listed(0, *blocks)], whole(source, 300 * 65_535))
 
 
 @pytest.mark.parametrize(("ids", "said"), [((8,), "8 to 8"), ((-1, 2), "-1 to 2")])

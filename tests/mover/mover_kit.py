@@ -83,6 +83,13 @@ class Way:
         self.sender.post(WriteId(next(self.numbers)), **(arguments | other))  # type: ignore[arg-type]
         return ended
 
+    async def flood(self) -> list[asyncio.Future[WriteEnded]]:
+        """Four writes of the whole pool, of which the first bytes have come and the last have not."""
+        every = list(range(self.cut.blocks))
+        writes = [self.post(every, every) for _ in range(4)]
+        await eventually(lambda: any(self.target.view[:64]))
+        return writes
+
     async def write(self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object) -> WriteEnded:
         """The end of a write."""
         return await soon(self.post(source_ids, target_ids, **other))

@@ -9,7 +9,7 @@ import signal
 
 import numpy as np
 import pytest
-from mover_kit import cells, connect, eventually, layout, movers, soon, way
+from mover_kit import cells, connect, layout, movers, soon, way
 
 from kvpush_client.events import Reason
 from kvpushd.core.messages import WriteEnded
@@ -26,15 +26,14 @@ TLS = pytest.mark.parametrize("tls", ["tcp,self", "^cma,knem,xpmem"])
 def test_nothing_lands_from_a_sender_that_was_stopped_before_the_fence_and_continued_after(tls: str) -> None:
     async def scene() -> None:
         async with way("nixl", CUT, ucx_tls=tls) as it:
-            writes = [it.post(EVERY, EVERY) for _ in range(4)]
-            await eventually(lambda: cells(it.target, CUT).any())
+            writes = await it.flood()
             os.kill(it.sender.pid, signal.SIGSTOP)
             await soon(it.receiver.close_inlet(it.inlet))
             it.target.view[:] = bytes(CUT.pool_bytes)  # the engine's: it uses its blocks again
             await soon(it.receiver.unmap_pool(b"target"))
             os.kill(it.sender.pid, signal.SIGCONT)
             ends = await soon(asyncio.gather(*writes))
-            assert all(ended.fault is not None for ended in ends)
+            assert any(ended.fault is not None for ended in ends)
             # What the sender says after the fence has been said: a further write, and rounds of its loop.
             assert (await it.write([1], [1])).fault is not None
             assert not cells(it.target, CUT).any()

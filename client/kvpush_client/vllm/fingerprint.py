@@ -36,7 +36,9 @@ _UNSCALED = frozenset({"auto", "bfloat16", "float16", "float32"})
 _PROVENANCE = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"})
 
 
-def fingerprint_of(vllm_config: Any, kv_cache_config: Any, layers: Mapping[str, Any]) -> dict[str, str]:
+def fingerprint_of(
+    vllm_config: Any, kv_cache_config: Any, layers: Mapping[str, Any], protocol: str = PROTOCOL
+) -> dict[str, str]:
     """The fields of an engine's fingerprint.
 
     `layers` are the attention layers by name, as vLLM made them in this process.
@@ -44,7 +46,7 @@ def fingerprint_of(vllm_config: Any, kv_cache_config: Any, layers: Mapping[str, 
     model, cache = vllm_config.model_config, vllm_config.cache_config
     text = model.hf_text_config
     return {
-        "protocol": PROTOCOL,
+        "protocol": protocol,
         "model": model_identity(model, vllm_config.load_config),
         "compute": f"{_dtype(model.dtype)} {model.quantization or 'unquantized'}",
         "adapter": adapter_identity(vllm_config.lora_config),

@@ -53,7 +53,7 @@ class PoolAllocation(TorchFunctionMode):  # type: ignore[misc]
         size = args[0] if len(args) == 1 else kwargs.get("size")
         if kwargs.get("dtype") is not torch.int8 or size not in (self._nbytes, (self._nbytes,)):
             return False
-        return torch.device(kwargs.get("device") or "cpu").type == "cpu"
+        return bool(torch.device(kwargs.get("device") or "cpu").type == "cpu")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -84,7 +84,7 @@ def identity_of(vllm_config: Any, role: Role, fingerprint: Mapping[str, str], so
     """Who a process of the engine is, to the daemon.
 
     `instance_id` is made once per start of an engine and travels with its configuration into every process,
-    spawned ones too. With the engine_id, which vLLM makes different per data-parallel rank, it names a launch.
+    spawned ones too. With the engine_id, which differs between data-parallel ranks, it names a launch.
     """
     parallel = vllm_config.parallel_config
     engine_id = str(vllm_config.kv_transfer_config.engine_id)

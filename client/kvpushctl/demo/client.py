@@ -57,7 +57,7 @@ class Client:
         return found, counted
 
     async def nudge(self, engine: Engine) -> Counters:
-        """Has an idle engine take a step, so that what it shows is not from before its last blocks came back."""
+        """Has an idle engine take a step: what it showed may be from before its last blocks came back."""
         before = await engine.counters(self._session)
         await self._ask(engine.url, Prompt((before.prompt_tokens % 1000 + 4,), "nudge"))
         return await self._counted(before, 1, engine)

@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
+import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,17 @@ from kvpushctl.errors import CommandError
 MARK = "KVPUSH_DEMO"
 """In the environment of every child, and so of every grandchild: by it none is overlooked."""
 
-_PR_SET_PDEATHSIG = 1
+# Becomes the child's program, once it has asked for SIGTERM (15) when the parent dies, by PR_SET_PDEATHSIG (1).
+# A program of its own and no preexec_fn: gRPC has threads here, and nothing may run between fork and exec.
+_LAUNCH = (
+    sys.executable,
+    *("-I", "-S", "-c"),
+    "import ctypes, os, sys\n"
+    "ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)\n"
+    "parent, *argv = sys.argv[1:]\n"
+    "os.getppid() == int(parent) or sys.exit(1)\n"
+    "os.execv(argv[0], argv)\n",
+)
 _GRACE_SECONDS = 20.0
 _POLL_SECONDS = 0.1
 
@@ -84,13 +94,14 @@ class Processes:
         log = self._logs / f"{name}.log"
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
+                *_LAUNCH,
+                str(os.getpid()),
                 *argv,
                 env={**self._env, **(env or {})},
                 stdin=DEVNULL if stdin is None else PIPE,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
-                preexec_fn=_die_with(os.getpid()),
             )
         child = Child(name, process, log)
         self._children.append(child)
@@ -109,11 +120,12 @@ class Processes:
             _signal_group(child.process.pid, signal.SIGTERM)
         late: list[str] = []
         try:
-            async with asyncio.timeout(_GRACE_SECONDS):
-                while any(map(_group_lives, self._pids())) or self._strays():
-                    await asyncio.sleep(_POLL_SECONDS)
-        except TimeoutError:
-            late = [child.name for child in self._children if _group_lives(child.process.pid)]
+            deadline = asyncio.get_running_loop().time() + _GRACE_SECONDS
+            while any(map(_group_lives, self._pids())) or self._strays():
+                if asyncio.get_running_loop().time() > deadline:
+                    late = [child.name for child in self._children if _group_lives(child.process.pid)]
+                    break
+                await asyncio.sleep(_POLL_SECONDS)
         finally:
             self._kill()
         await asyncio.gather(*(child.process.wait() for child in self._children))
@@ -142,18 +154,6 @@ class Processes:
             if mark in environment.split(b"\0"):
                 found.append(int(entry.name))
         return found
-
-
-def _die_with(parent: int) -> Callable[[], None]:
-    """Runs in the child before its program: SIGTERM when the parent dies, also if it has died already."""
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def arrange() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return arrange
 
 
 def _group_lives(group: int) -> bool:

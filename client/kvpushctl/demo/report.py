@@ -104,13 +104,14 @@ def show(report: Report, out: Printer) -> None:
 
 
 def _verdict(report: Report) -> str:
-    equal = sum(one.output_equal for one in report.prompts)
-    received = sum(one.external_tokens for one in report.prompts)
-    recomputed = sum(one.recomputed_tokens for one in report.prompts)
-    early = sum(one.chunks_before_seal for one in report.prompts)
+    prompts = report.prompts
+    equal = sum(one.output_equal for one in prompts)
+    received = sum(one.external_tokens for one in prompts)
+    pushed = size(sum(one.bytes_pushed for one in prompts))
+    early, chunks = sum(one.chunks_before_seal for one in prompts), sum(one.chunks for one in prompts)
     return (
-        f"{'identical' if report.identical else 'DIFFERENT'}: {equal} of {len(report.prompts)} outputs are the "
-        f"plain engine's; {received:,} positions were received ({size(sum(p.bytes_pushed for p in report.prompts))}), "
-        f"{recomputed:,} recomputed; {early} of {sum(p.chunks for p in report.prompts)} chunks had landed "
-        "before prefill ended"
+        f"{'identical' if report.identical else 'DIFFERENT'}: {equal} of {len(prompts)} outputs are the plain "
+        f"engine's; {received:,} positions ({pushed}) were received, "
+        f"{sum(one.recomputed_tokens for one in prompts):,} recomputed; "
+        f"{early} of {chunks} chunks had landed before prefill ended"
     )

@@ -41,6 +41,9 @@ _ANSWER_SECONDS = 120.0
 _POLL_SECONDS = 0.1
 
 Found = TypeVar("Found")
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
 
 class Interrupted(CommandError):
@@ -120,18 +123,18 @@ class _Demo:
             await (await processes.start("model", argv)).end(_MODEL_SECONDS)
         asks = script(self._cut.block_size, self._cut.chunk, LONG_PROMPT, self._geometry.vocab)
         p, d = await self._nodes(processes)
-        async with asyncio.TaskGroup() as starting:
-            plain = starting.create_task(self._plain(processes, asks))
-            prefill = starting.create_task(self._engine(processes, session, "prefill", "kv_producer", p))
-            decode = starting.create_task(self._engine(processes, session, "decode", "kv_consumer", d))
+        plain, prefill, decode = await _all_of(
+            self._plain(processes, asks),
+            self._engine(processes, session, "prefill", "kv_producer", p),
+            self._engine(processes, session, "decode", "kv_consumer", d),
+        )
         with self._progress.step("starting the router"):
-            source = await self._coordinates(p, prefill.result())
-            url = await engine.router(processes, session, source, decode.result().url)
-        client = Client(session, url, decode.result())
-        asked, objections = await self._ask(client, asks, plain.result())
+            url = await engine.router(processes, session, await self._coordinates(p, prefill), decode.url)
+        client = Client(session, url, decode)
+        asked, objections = await self._ask(client, asks, plain)
         with self._progress.step("reading the daemons' books"):
             accounts, missing = await self._settle(asked, p, d)
-            leaks = await self._leaks(client, (p, d), (prefill.result(), decode.result()))
+            leaks = await self._leaks(client, (p, d), (prefill, decode))
         return Report(self._facts(), accounts, leaks, [*objections(accounts), *missing])
 
     async def _nodes(self, processes: Processes) -> tuple[Node, Node]:
@@ -255,15 +258,29 @@ def _disagreement(accounts: Sequence[Account], counted: Counters) -> list[str]:
     if (external, local) == (counted.external, counted.local):
         return []
     return [
-        f"D counted {counted.external} positions received and {counted.local} found in its cache for the prompts "
-        f"asked at once, which add up to {external} and {local}"
+        f"for the prompts asked at once D counted {counted.external} positions received and {counted.local} "
+        f"found in its cache, but their shares add up to {external} and {local}"
     ]
+
+
+async def _all_of(
+    first: Coroutine[Any, Any, A], second: Coroutine[Any, Any, B], third: Coroutine[Any, Any, C]
+) -> tuple[A, B, C]:
+    """What the three return; the first error of one, once the others are cancelled."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = group.create_task(first), group.create_task(second), group.create_task(third)
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return tasks[0].result(), tasks[1].result(), tasks[2].result()
 
 
 async def _within(seconds: float, look: Callable[[], Awaitable[Found | None]]) -> Found | None:
     """What `look` finds, asked again and again; None if it finds nothing in time."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds
-    while (found := await look()) is None and loop.time() < deadline:
+    while True:
+        found = await look()
+        if found is not None or loop.time() > deadline:
+            return found
         await asyncio.sleep(_POLL_SECONDS)
-    return found
