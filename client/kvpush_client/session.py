@@ -283,9 +283,12 @@ class Session:
 
     def _attend(self) -> tuple[bool, KvpushClientError]:
         """One connection, from dialling to its loss: whether it was up, and what ended it."""
-        trouble: KvpushClientError = DaemonUnreachable("the session failed")
+        socket = self._runtime_dir / "kvpushd.sock"
+        trouble: KvpushClientError = DaemonUnreachable(f"{socket} does not exist: is kvpushd running?")
         lifeline: fdsock.Lifeline | None = None
-        link = Link(self._runtime_dir / "kvpushd.sock", self._identity, self._unsayable)
+        if not socket.exists():
+            return self._lose(trouble, lifeline), trouble
+        link = Link(socket, self._identity, self._unsayable)
         with self._lock:
             self._link = link
             if self._closing.is_set():

@@ -403,8 +403,8 @@ def _expand(shape: _Shape, pieces: _Pieces, origins: Int64s, room: int) -> Runs:
 def _bound(runs: int, room: int) -> None:
     if runs > room:
         raise OverLimit(
-            f"one write of more than {MAX_RUNS:,} runs: move fewer positions or layers at a time, or give both "
-            "engines the same block size and the same order of heads and tokens"
+            f"one write of more than {MAX_RUNS:,} runs: move fewer positions or layers at a time, or give "
+            "both engines the same block size and the same order of heads and tokens"
         )
 
 

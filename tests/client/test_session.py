@@ -231,8 +231,8 @@ def test_without_a_daemon_everything_ends_at_once(engines: Engines) -> None:
     assert reserved.fault is not None
     assert reserved.fault.reason is Reason.PEER_UNREACHABLE
     assert isinstance(handed_off, HandoffEnded)
-    with pytest.raises(DaemonUnreachable, match="not connected"):
-        engine.session.wait_ready(0.1)
+    with pytest.raises(DaemonUnreachable, match=r"kvpushd\.sock does not exist: is kvpushd running\?"):
+        engine.session.wait_ready(0.5)
 
 
 def test_advances_without_a_daemon_are_dropped(engines: Engines) -> None:
@@ -458,7 +458,9 @@ def test_an_interpreter_exits_with_a_session_open(
         text=True,
         timeout=DEADLINE,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+    assert (done.returncode, done.stdout) == (0, "end\n")
+    assert "Traceback" not in done.stderr
+    assert "Warning" not in done.stderr
 
 
 def test_only_a_scheduler_opens_halves_and_only_a_worker_advances(engines: Engines) -> None:

@@ -16,7 +16,7 @@ AGAIN = TransferKey(kit.transfer(), 1)
 class P:
     """A sender, and what vLLM would do around it."""
 
-    def __init__(self, max_unmatched=0.25):
+    def __init__(self):
         self.desk = kit.Desk()
         self.blocks = kit.Blocks()
         self.now = 1000.0
@@ -27,7 +27,6 @@ class P:
             group_ids=(0,),
             group_sizes=(kit.SIZE,),
             lease=None,
-            max_unmatched=max_unmatched,
             log=kit.LOG,
             clock=lambda: self.now,
         )
@@ -212,22 +211,6 @@ def test_a_handoff_that_failed_is_not_answered(p):
 def test_a_prompt_of_one_token_has_nothing_to_hand_off(p):
     assert p.prefill(kit.Request(num_prompt_tokens=1)) is None
     assert p.desk.take() == []
-
-
-def test_unmatched_handoffs_give_way_oldest_first(p):
-    for number in (1, 2, 3):  # 7 blocks each, of which 16 may be pinned
-        p.prefill(kit.Request(f"r{number}"), number)
-    cancelled = [said[1] for said in p.desk.take() if said[0] == "cancel"]
-    assert cancelled == [TransferKey(kit.transfer(1))]
-
-
-def test_matched_handoffs_do_not_give_way(p):
-    for number in (1, 2, 3):
-        request = p.add(kit.Request(f"r{number}"), number)
-        p.sender.on_matched(kit.came(TransferKey(kit.transfer(number))))
-        p.step(**{request.request_id: 100})
-        p.finish(request.request_id)
-    assert "cancel" not in p.desk.words()
 
 
 def test_the_engine_goes_on_only_for_matched_handoffs_of_ended_requests_and_not_for_ever(p):

@@ -26,7 +26,6 @@ def test_without_settings_the_folder_is_the_environments_or_the_systems():
         ({"start_timeout": "soon"}, "start_timeout"),
         ({"start_timeout": -1}, "start_timeout"),
         ({"lease": 0}, "lease"),
-        ({"max_unmatched": 1.5}, "max_unmatched"),
         ({"layer_groups": 0}, "layer_groups"),
         ({"layer_groups": True}, "layer_groups"),
     ],

@@ -16,7 +16,6 @@ class BlockPool(Protocol):
     """What is used of vLLM's block pool."""
 
     blocks: list[Any]
-    num_gpu_blocks: int
 
     def touch(self, blocks: list[Any]) -> None:
         """Take one reference to each block."""
@@ -43,18 +42,9 @@ class References:
         # Backwards, as vLLM does: the end of a prefix is evicted before its beginning.
         self._pool.free_blocks(reversed(self._held.pop(owner, [])))
 
-    def count(self, owner: Hashable) -> int:
-        """How many references `owner` holds."""
-        return len(self._held.get(owner, ()))
-
     def is_null(self, block_id: int) -> bool:
         """The placeholder for what a window has passed: never named, never touched."""
         return bool(self._pool.blocks[block_id].is_null)
-
-    @property
-    def pool_blocks(self) -> int:
-        """Blocks of the pool, held or not."""
-        return self._pool.num_gpu_blocks
 
     def __len__(self) -> int:
         """References held by all owners."""

@@ -69,7 +69,6 @@ class SchedulerSide:
             group_ids=self._group_ids,
             group_sizes=self._group_sizes,
             lease=settings.lease,
-            max_unmatched=settings.max_unmatched,
             log=log,
         )
 

@@ -100,7 +100,6 @@ class Sender:
         group_ids: Sequence[int],
         group_sizes: Sequence[int],
         lease: float | None,
-        max_unmatched: float,
         log: Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,7 +108,6 @@ class Sender:
         self._group_ids = tuple(group_ids)
         self._group_sizes = tuple(group_sizes)
         self._lease = lease
-        self._max_unmatched_blocks = int(max_unmatched * references.pool_blocks)
         self._log = log
         self._clock = clock
         self._requests: dict[str, _Outgoing] = {}
@@ -225,24 +223,7 @@ class Sender:
         if handoff is not None:
             handoff.left_at = self._clock()
             self._left[outgoing.key] = handoff
-            self._make_room()
         return outgoing.send
-
-    def _make_room(self) -> None:
-        """The oldest of the finished handoffs that nobody has come for give way, lest they fill the pool."""
-        unmatched = [(key, self._count(key)) for key, handoff in self._left.items() if not handoff.matched]
-        pinned = sum(count for _, count in unmatched)
-        for key, count in unmatched:
-            if pinned <= self._max_unmatched_blocks:
-                return
-            pinned -= count
-            self._log.warning("transfer %s: no receiver came and blocks are short; given up", key)
-            self._desk.cancel(key, Side.SENDER, "no receiver came and blocks are short")
-            # It is out of the account; its blocks come back with its end.
-            del self._left[key]
-
-    def _count(self, key: TransferKey) -> int:
-        return self._references.count((Side.SENDER, key))
 
     def on_matched(self, event: Matched) -> None:
         """D's half exists."""

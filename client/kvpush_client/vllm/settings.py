@@ -13,7 +13,7 @@ from typing import Any
 from kvpush_client.items import Identity, Role
 
 DEFAULT_RUNTIME_DIR = "/run/kvpushd"
-_KEYS = ("runtime_dir", "start_timeout", "lease", "max_unmatched", "layer_groups")
+_KEYS = ("runtime_dir", "start_timeout", "lease", "layer_groups")
 
 
 class SettingsError(ValueError):
@@ -27,14 +27,12 @@ class Settings:
     runtime_dir    where the daemon's sockets are; default $KVPUSHD_RUNTIME_DIR, else /run/kvpushd
     start_timeout  seconds that the engine's start waits for the daemon
     lease          seconds that an unmatched half lives; None = as the daemon is configured
-    max_unmatched  share of P's blocks that finished, unmatched handoffs may pin
     layer_groups   into how many parts a forward pass is cut: each is handed off as it is done
     """
 
     runtime_dir: Path
     start_timeout: float = 30.0
     lease: float | None = None
-    max_unmatched: float = 0.25
     layer_groups: int = 4
 
     @classmethod
@@ -52,7 +50,6 @@ class Settings:
             runtime_dir=Path(runtime_dir),
             start_timeout=_number("start_timeout", extra.get("start_timeout", 30.0), 0.0, 3600.0),
             lease=None if lease is None else _number("lease", lease, 0.001, 86400.0),
-            max_unmatched=_number("max_unmatched", extra.get("max_unmatched", 0.25), 0.0, 1.0),
             layer_groups=int(_number("layer_groups", extra.get("layer_groups", 4), 1, 1024)),
         )
 
