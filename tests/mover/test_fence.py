@@ -17,7 +17,7 @@ from kvpushd.mover.transport.fake import FakeFabric
 
 pytestmark = pytest.mark.nixl
 
-CUT = layout(blocks=4096, cell_bytes=4096)
+CUT = layout(blocks=2048, cell_bytes=4096)
 EVERY = list(range(CUT.blocks))
 TLS = pytest.mark.parametrize("tls", ["tcp,self", "^cma,knem,xpmem"])
 

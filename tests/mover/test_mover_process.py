@@ -47,7 +47,7 @@ def test_a_killed_mover_ends_each_write_once_fails_each_call_and_is_reported_dea
 
 def test_a_killed_sender_leaves_the_receivers_other_peers_alone() -> None:
     async def scene() -> None:
-        cut = layout(blocks=4096, cell_bytes=4096)
+        cut = layout(blocks=2048, cell_bytes=4096)
         fabric = FakeFabric()
         async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
             await soon(other.map_pool(b"source", it.source.fd, cut))
@@ -65,7 +65,7 @@ def test_a_killed_sender_leaves_the_receivers_other_peers_alone() -> None:
 
 def test_a_killed_receiver_fails_the_writes_to_it_and_no_others() -> None:
     async def scene() -> None:
-        cut = layout(blocks=4096, cell_bytes=4096)
+        cut = layout(blocks=2048, cell_bytes=4096)
         fabric = FakeFabric()
         async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
             theirs = pool(cut)

@@ -81,13 +81,15 @@ async def start(
     runtime_dir = folder / name
     runtime_dir.mkdir(mode=0o700)
     file = folder / f"{name}.toml"
-    file.write_text(_config(name, runtime_dir, tls, corrupt=corrupt))
+    file.write_text(config(name, runtime_dir, tls, corrupt=corrupt))
     env = {"KVPUSHD_ALLOW_FAULTS": "1"} if corrupt else {}
     child = await processes.start(name, python("-m", "kvpushd", "--config", str(file)), env)
     return Node(name, runtime_dir, child)
 
 
-def _config(name: str, runtime_dir: Path, tls: Certificates, *, corrupt: bool) -> str:
+def config(name: str, runtime_dir: Path, tls: Certificates, *, corrupt: bool) -> str:
+    """The daemon's configuration file."""
+
     def text(value: object) -> str:
         return json.dumps(str(value))  # JSON's strings are TOML's
 

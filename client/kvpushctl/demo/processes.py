@@ -18,8 +18,8 @@ from kvpushctl.errors import CommandError
 MARK = "KVPUSH_DEMO"
 """In the environment of every child, and so of every grandchild: by it none is overlooked."""
 
-# Becomes the child's program, once it has asked for SIGTERM (15) when the parent dies, by PR_SET_PDEATHSIG (1).
-# A program of its own and no preexec_fn: gRPC has threads here, and nothing may run between fork and exec.
+# Becomes the child's program, once it has asked for SIGTERM (15) when the parent dies (PR_SET_PDEATHSIG, 1).
+# A program of its own and no preexec_fn: gRPC has threads here, so nothing may run between fork and exec.
 _LAUNCH = (
     sys.executable,
     *("-I", "-S", "-c"),
@@ -29,7 +29,6 @@ _LAUNCH = (
     "os.getppid() == int(parent) or sys.exit(1)\n"
     "os.execv(argv[0], argv)\n",
 )
-_GRACE_SECONDS = 20.0
 _POLL_SECONDS = 0.1
 
 Found = TypeVar("Found")
@@ -111,16 +110,16 @@ class Processes:
             process.stdin.close()
         return child
 
-    async def stop(self) -> list[str]:
+    async def stop(self, grace: float = 20.0) -> list[str]:
         """Ends all, last started first; returns the names of those that had to be killed.
 
-        First by SIGTERM, so that they can clean up; after a grace period by SIGKILL.
+        First by SIGTERM, so that they can clean up; after `grace` seconds by SIGKILL.
         """
         for child in reversed(self._children):
             _signal_group(child.process.pid, signal.SIGTERM)
         late: list[str] = []
         try:
-            deadline = asyncio.get_running_loop().time() + _GRACE_SECONDS
+            deadline = asyncio.get_running_loop().time() + grace
             while any(map(_group_lives, self._pids())) or self._strays():
                 if asyncio.get_running_loop().time() > deadline:
                     late = [child.name for child in self._children if _group_lives(child.process.pid)]
