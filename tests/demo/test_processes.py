@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvpushctl.demo.processes import Processes
+from kvpushctl.demo.processes import Child, Processes
 from kvpushctl.errors import CommandError
 
 DEADLINE = 20.0
@@ -19,7 +19,8 @@ DEADLINE = 20.0
 # Starts a grandchild in a session of its own, tells its pid, and waits.
 PARENT = (
     "import subprocess, sys, time\n"
-    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+    "argv = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+    "child = subprocess.Popen(argv, start_new_session=True)\n"
     "print(child.pid, flush=True)\n"
     "time.sleep(600)\n"
 )
@@ -33,23 +34,25 @@ def lives(pid: int) -> bool:
     return state != "Z"
 
 
-async def told(log: Path) -> int:
-    async with asyncio.timeout(DEADLINE):
-        while not log.read_text().endswith("\n"):  # noqa: ASYNC110  # another process writes it
-            await asyncio.sleep(0.01)
-    return int(log.read_text())
+async def told(child: Child) -> int:
+    """The number that a child writes first."""
+
+    async def look() -> int | None:
+        text = child.tail()
+        return int(text) if text else None
+
+    return await child.until("its number", look, DEADLINE)
 
 
 def test_stopping_ends_grandchildren_in_other_sessions_too(tmp_path: Path) -> None:
     async def body() -> None:
         processes = Processes(tmp_path, os.environ)
         child = await processes.start("parent", [sys.executable, "-c", PARENT])
-        grandchild = await told(child.log)
+        grandchild = await told(child)
         assert lives(grandchild)
-        processes_killed = await processes.stop(grace=1.0)
+        assert await processes.stop() == []
         assert not lives(child.process.pid)
         assert not lives(grandchild)
-        assert processes_killed == []
 
     asyncio.run(body())
 
@@ -60,7 +63,7 @@ def test_a_child_that_ignores_sigterm_is_killed_and_named(tmp_path: Path) -> Non
     async def body() -> None:
         processes = Processes(tmp_path, os.environ)
         child = await processes.start("stubborn", [sys.executable, "-c", stubborn])
-        await told(child.log)
+        await told(child)
         assert await processes.stop(grace=0.2) == ["stubborn"]
         assert not lives(child.process.pid)
 
@@ -113,7 +116,8 @@ def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "from kvpushctl.demo.processes import Processes\n"
         "async def body():\n"
         "    processes = Processes(pathlib.Path(sys.argv[1]), os.environ)\n"
-        "    child = await processes.start('sleeper', [sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "    argv = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        "    child = await processes.start('sleeper', argv)\n"
         "    print(child.process.pid, flush=True)\n"
         "    await asyncio.sleep(600)\n"
         "asyncio.run(body())\n"

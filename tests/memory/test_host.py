@@ -70,7 +70,9 @@ def test_a_memfd_sealed_against_writing_is_refused() -> None:
 
 def test_another_users_memfd_is_refused_and_both_users_named() -> None:
     other = os.getuid() + 1
-    assert f"belongs to user {os.getuid()}, but the engine runs as user {other}" in refusal(memfd(), uid=other)
+    assert f"belongs to user {os.getuid()}, but the engine runs as user {other}" in refusal(
+        memfd(), uid=other
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a memfd away")

@@ -68,7 +68,9 @@ class Way:
     target_id: bytes = b"target"
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def post(self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object) -> asyncio.Future[WriteEnded]:
+    def post(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object
+    ) -> asyncio.Future[WriteEnded]:
         """Writes whole blocks; done with the write's end. A second end would raise InvalidStateError."""
         ended: asyncio.Future[WriteEnded] = asyncio.get_running_loop().create_future()
         arguments: dict[str, object] = {
@@ -90,7 +92,9 @@ class Way:
         await eventually(lambda: any(self.target.view[:64]))
         return writes
 
-    async def write(self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object) -> WriteEnded:
+    async def write(
+        self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object
+    ) -> WriteEnded:
         """The end of a write."""
         return await soon(self.post(source_ids, target_ids, **other))
 
@@ -103,12 +107,14 @@ async def soon(awaitable: Awaitable[T]) -> T:
 async def eventually(holds: Callable[[], bool]) -> None:
     """Returns once `holds()`, where nothing can be awaited: another process's memory or beats."""
     async with asyncio.timeout(DEADLINE):
-        while not holds():
+        while not holds():  # noqa: ASYNC110 - no event says what another process does to memory
             await asyncio.sleep(0.001)
 
 
 @contextlib.asynccontextmanager
-async def movers(kind: str, count: int, fabric: FakeFabric, **settings: object) -> AsyncIterator[list[MoverHandle]]:
+async def movers(
+    kind: str, count: int, fabric: FakeFabric, **settings: object
+) -> AsyncIterator[list[MoverHandle]]:
     """Movers of a kind: processes with NIXL, or threads with the fake transport."""
     if kind == "nixl":
         names = [MoverSettings(f"{id(fabric):x}-{i}", **settings) for i in range(count)]  # type: ignore[arg-type]

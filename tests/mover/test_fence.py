@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Destroying the receiving agent fences, whatever the sender does: over TCP, as the daemons are configured."""
+"""Destroying the receiving agent fences, whatever the sender does: over TCP, as daemons are configured."""
 
 from __future__ import annotations
 

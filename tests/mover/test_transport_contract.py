@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What transport/base.py promises, for each way that bytes can go, through the handle that the daemon uses."""
+"""What transport/base.py promises, for each way that bytes can go, through the handle that daemons use."""
 
 from __future__ import annotations
 

@@ -212,7 +212,8 @@ async def test_a_node_that_stood_still_itself_does_not_blame_its_peer() -> None:
     async with sending(silence=60) as sender, receiving(silence=0.3) as (links, heard):
         link = links.dial(sender.address)
         back = await soon(sender.notes.ups.get())
-        await soon(heard.ups.get())
+        back.send(fenced(0))
+        assert number_of(await soon(heard.items.get())) == 0
         time.sleep(0.9)  # noqa: ASYNC251, the loop of both stands still
         back.send(fenced(1))
         assert number_of(await soon(heard.items.get())) == 1

@@ -154,22 +154,39 @@ async def test_a_sender_that_is_not_allowed_or_lies_about_its_name_gets_nothing(
 
 
 @in_loop
-async def test_certificates_of_a_new_authority_serve_new_links_without_a_restart_and_old_links_live(
-    sender_papers: Papers, receiver_papers: Papers
+async def test_a_sender_whose_certificates_were_replaced_shows_them_without_a_restart_and_old_links_live(
+    tmp_path: Path, sender_papers: Papers, receiver_papers: Papers
 ) -> None:
     async with (
         sending("p.nodes", sender_papers.security()) as sender,
         receiving("d.nodes", receiver_papers.security()) as (links, heard),
-        receiving("d.nodes", receiver_papers.security()) as (later, later_heard),
     ):
         old = links.dial(sender.address)
         await soon(heard.ups.get())
         renewed = trustme.CA()
         sender_papers.issue(renewed, "p.nodes", "127.0.0.1")
-        receiver_papers.issue(renewed, "d.nodes")
-        later.dial(sender.address)
-        await soon(later_heard.ups.get())
+        knows_only_the_new = Papers(tmp_path, renewed, "d2.nodes").security()
+        async with receiving("d2.nodes", knows_only_the_new) as (new_links, new_heard):
+            new_links.dial(sender.address)
+            await soon(new_heard.ups.get())
         assert old.up
+
+
+@in_loop
+async def test_a_receiver_whose_certificates_were_replaced_dials_with_them_without_a_restart(
+    tmp_path: Path, receiver_papers: Papers
+) -> None:
+    renewed = trustme.CA()
+    knows_only_the_new = Papers(tmp_path, renewed, "p.nodes", "127.0.0.1").security()
+    async with (
+        sending("p.nodes", knows_only_the_new) as sender,
+        receiving("d.nodes", receiver_papers.security()) as (links, heard),
+    ):
+        links.dial(sender.address)
+        assert (await soon(heard.downs.get()))[1].reason is Reason.FORBIDDEN
+        receiver_papers.issue(renewed, "d.nodes")
+        links.dial(sender.address)
+        await soon(heard.ups.get())
 
 
 @in_loop

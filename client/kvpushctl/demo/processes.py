@@ -29,6 +29,7 @@ _LAUNCH = (
     "os.getppid() == int(parent) or sys.exit(1)\n"
     "os.execv(argv[0], argv)\n",
 )
+_KILL_SECONDS = 5.0
 _POLL_SECONDS = 0.1
 
 Found = TypeVar("Found")
@@ -111,23 +112,21 @@ class Processes:
         return child
 
     async def stop(self, grace: float = 20.0) -> list[str]:
-        """Ends all, last started first; returns the names of those that had to be killed.
+        """Ends all and whatever they started; returns the names of those that had to be killed.
 
-        First by SIGTERM, so that they can clean up; after `grace` seconds by SIGKILL.
+        First by SIGTERM to their groups, so that they can clean up; after `grace` seconds, or once their
+        leaders have ended, what is left by SIGKILL.
         """
         for child in reversed(self._children):
             _signal_group(child.process.pid, signal.SIGTERM)
         late: list[str] = []
         try:
-            deadline = asyncio.get_running_loop().time() + grace
-            while any(map(_group_lives, self._pids())) or self._strays():
-                if asyncio.get_running_loop().time() > deadline:
-                    late = [child.name for child in self._children if _group_lives(child.process.pid)]
-                    break
-                await asyncio.sleep(_POLL_SECONDS)
+            if not await _until(lambda: not any(map(_group_lives, self._pids())), grace):
+                late = [child.name for child in self._children if _group_lives(child.process.pid)]
         finally:
             self._kill()
         await asyncio.gather(*(child.process.wait() for child in self._children))
+        await _until(lambda: not self._strays(), _KILL_SECONDS)
         return late
 
     def _kill(self) -> None:
@@ -153,6 +152,17 @@ class Processes:
             if mark in environment.split(b"\0"):
                 found.append(int(entry.name))
         return found
+
+
+async def _until(true: Callable[[], bool], seconds: float) -> bool:
+    """Whether it became true in time."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    while not true():
+        if loop.time() > deadline:
+            return False
+        await asyncio.sleep(_POLL_SECONDS)
+    return True
 
 
 def _group_lives(group: int) -> bool:

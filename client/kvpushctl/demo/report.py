@@ -111,7 +111,8 @@ def _verdict(report: Report) -> str:
     early, chunks = sum(one.chunks_before_seal for one in prompts), sum(one.chunks for one in prompts)
     return (
         f"{'identical' if report.identical else 'DIFFERENT'}: "
-        f"{equal} of {len(prompts)} outputs are the plain engine's; {received:,} positions ({pushed}) were received, "
+        f"{equal} of {len(prompts)} outputs are the plain engine's; "
+        f"{received:,} positions ({pushed}) were received, "
         f"{sum(one.recomputed_tokens for one in prompts):,} recomputed; "
         f"{early} of {chunks} chunks had landed before prefill ended"
     )

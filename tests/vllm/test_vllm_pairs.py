@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs that differ: windows, ranks, memory too small, daemons that die, a real model."""
+
+import uuid
+
+import pytest
+from pair_kit import DEADLINE, Pair, right
+
+from testing.clockwork.clock import Clock
+from testing.clockwork.harness import EngineFailed
+
+pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("length", [40, 64, 65, 300])
+def test_sliding_windows(windows, prompt, length):
+    tokens = prompt(length, seed=1)
+    assert right(windows.one_after_the_other(tokens), tokens)
+    on_p, on_d = windows.at_once(tokens := prompt(length, seed=2))
+    on_p.result(DEADLINE)
+    assert right(on_d.result(DEADLINE), tokens)
+    windows.settle()
+
+
+@pytest.fixture(scope="module")
+def windows(harness, models, tmp_path_factory):
+    with Pair(harness, tmp_path_factory.mktemp("windows"), models["windowed"]) as pair:
+        yield pair
+
+
+@pytest.mark.parametrize(("p", "d"), [(2, 1), (1, 2)])
+def test_tensor_parallel_sizes_that_differ(harness, models, tmp_path, prompt, p, d):
+    ranks = {"p": {"tensor_parallel_size": p}, "d": {"tensor_parallel_size": d}}
+    with Pair(harness, tmp_path, models["four_heads"], **ranks) as pair:
+        tokens = prompt(200)
+        assert right(pair.one_after_the_other(tokens), tokens)
+        on_p, on_d = pair.at_once(tokens := prompt(300))
+        on_p.result(DEADLINE)
+        assert right(on_d.result(DEADLINE), tokens)
+        pair.settle()
+
+
+def test_preemptions_on_p_start_new_attempts_and_every_answer_is_right(harness, models, tmp_path, prompt):
+    small = {"kv_cache_bytes": 40 * 16 * 2048}
+    with Pair(harness, tmp_path, models["plain"], p=small, lease=20) as pair:
+        prompts = [prompt(250, seed=seed) for seed in range(6)]
+        # More than one token each, so that P runs out of blocks while it decodes.
+        legs = []
+        for tokens in prompts:
+            named = {"transfer_id": uuid.uuid4().hex}
+            on_d = pair.d.submit(tokens, max_tokens=4, params=pair.coordinates | named)
+            on_p = pair.p.submit(tokens, max_tokens=40, params={"do_remote_decode": True} | named)
+            legs.append((on_p, on_d))
+        for (on_p, on_d), tokens in zip(legs, prompts, strict=True):
+            assert right(on_p.result(120), tokens)
+            assert right(on_d.result(120), tokens)
+        pair.settle()
+
+
+def test_engines_outlive_their_daemons(harness, models, tmp_path, prompt):
+    with Pair(harness, tmp_path, models["plain"]) as pair:
+        pair.p.set_clock(Clock(seconds_per_prompt_token=0.002))
+        tokens = prompt(800, seed=1)
+        on_p, on_d = pair.at_once(tokens)
+        pair.d_node.kill()
+        pair.p_node.kill()
+        assert right(on_d.result(DEADLINE), tokens)
+        assert on_p.result(DEADLINE).kv_transfer_params is None
+        pair.p.set_clock(Clock())
+        alone = prompt(200, seed=2)
+        assert right(pair.d.submit(alone, max_tokens=4, params=pair.coordinates).result(DEADLINE), alone)
+        pair.settle()
+        pair.p_node.start()
+        pair.d_node.start()
+        for seed in range(3, 200):
+            output = pair.one_after_the_other(again := prompt(200, seed=seed))
+            assert right(output, again)
+            if output.external_cached_tokens == 199:
+                break
+        else:
+            pytest.fail("the engines did not find their daemons again")
+        pair.settle()
+
+
+def test_without_recompute_a_failed_load_fails_its_request_only(harness, models, tmp_path, prompt):
+    with Pair(harness, tmp_path, models["plain"], policy="fail") as pair:
+        pair.d_node.kill()
+        params = pair.coordinates | {"transfer_id": uuid.uuid4().hex}
+        failed = pair.d.submit(prompt(200), max_tokens=4, params=params).result(DEADLINE)
+        assert failed.finish_reason == "error"
+        tokens = prompt(100)
+        assert right(pair.d.submit(tokens, max_tokens=4).result(DEADLINE), tokens)
+        pair.settle()
+
+
+def test_an_engine_without_a_daemon_says_where_it_looked_and_what_to_do(harness, models, tmp_path):
+    config = {
+        "kv_connector": "KvpushConnector",
+        "kv_connector_module_path": "kvpush_client.vllm.connector",
+        "kv_role": "kv_consumer",
+        "kv_connector_extra_config": {"runtime_dir": str(tmp_path / "nowhere"), "start_timeout": 0.2},
+    }
+    with (
+        harness.engine("alone", model=models["plain"], block_size=16, kv_transfer_config=config) as engine,
+        pytest.raises(EngineFailed, match=r"nowhere/kvpushd.sock.*systemctl status kvpushd"),
+    ):
+        engine.ready(60)
