@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import ClientError, ClientSession
 from multidict import CIMultiDict
@@ -17,8 +17,8 @@ from kvpush_router.engine import Engine, Fleet
 from kvpush_router.journal import Entry
 from kvpush_router.legs import Body, decode_leg, prefill_leg, why_alone
 
-LINGER_SECONDS = 2.0
-"""So long a prefill leg may outlive its decode leg, so that its answer can still be learned from."""
+PrefillLeg: TypeAlias = asyncio.Task[Mapping[str, Any]]
+"""Returns the kv_transfer_params that the prefill engine returned, perhaps none."""
 
 
 class NoEngine(Exception):
@@ -44,27 +44,32 @@ class Dispatch:
         decode: Fleet,
         headers: CIMultiDict[str],
         entry: Entry,
+        outlive: Callable[[PrefillLeg], None],
     ) -> None:
+        """`outlive` takes a prefill leg that is still running when its request has been answered."""
         self._session = session
         self._prefill_fleet = prefill
         self._decode_fleet = decode
         self._headers = headers
         self._entry = entry
+        self._outlive = outlive
         self._stack = ExitStack()
-        self._prefill: asyncio.Task[Mapping[str, Any]] | None = None
+        self._prefill: PrefillLeg | None = None
         self._answer: Answer | None = None
 
     async def __aenter__(self) -> Dispatch:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._stack.close()
         if self._answer is not None and kind is not None:
             self._answer.close()
-        try:
-            if self._prefill is not None:
-                await self._finish_prefill(self._prefill, LINGER_SECONDS if kind is None else 0)
-        finally:
-            self._stack.close()
+        if self._prefill is None:
+            return
+        if kind is None and not self._prefill.done():
+            self._outlive(self._prefill)
+        else:
+            await _cancel(self._prefill)
 
     async def open(self, body: Body) -> Answer:
         """Sends the legs and returns once the decode engine has begun to answer.
@@ -79,10 +84,12 @@ class Dispatch:
         self._entry.why = why_alone(body) or ""
         if source is None or self._entry.why:
             return await self._decode(body)
-        self._stack.enter_context(source.working())
         self._entry.prefill = source.url
         leg = prefill_leg(body, self._entry.transfer_id)
+        busy = ExitStack()
+        busy.enter_context(source.working())
         self._prefill = asyncio.create_task(self._ask_prefill(source, leg))
+        self._prefill.add_done_callback(lambda _: busy.close())
         if source.coordinates is None:
             return await self._after_prefill(body, self._prefill)
         self._entry.mode = "both"
@@ -98,7 +105,7 @@ class Dispatch:
         await _cancel(decode)
         return await self._decode(body)
 
-    async def _after_prefill(self, body: Body, prefill: asyncio.Task[Mapping[str, Any]]) -> Answer:
+    async def _after_prefill(self, body: Body, prefill: PrefillLeg) -> Answer:
         """Decode after prefill, with what prefill returned: how the first request finds its way."""
         self._entry.mode, self._entry.why = "sequential", "the prefill engine's coordinates are not known yet"
         await asyncio.wait({prefill})
@@ -110,7 +117,7 @@ class Dispatch:
             return await self._decode(body)
         return await self._decode(decode_leg(body, self._entry.transfer_id, params))
 
-    def _prefill_failed(self, prefill: asyncio.Task[Mapping[str, Any]]) -> bool:
+    def _prefill_failed(self, prefill: PrefillLeg) -> bool:
         error = prefill.exception() if prefill.done() else None
         if error is None:
             return False
@@ -162,11 +169,6 @@ class Dispatch:
                 self._stack.push(attempt.pop_all())
                 return Answer(response, first)
         raise NoEngine("no decode engine answers (" + "; ".join(said) + ")")
-
-    async def _finish_prefill(self, prefill: asyncio.Task[Mapping[str, Any]], seconds: float) -> None:
-        if not prefill.done() and seconds:
-            await asyncio.wait({prefill}, timeout=seconds)
-        await _cancel(prefill)
 
     @staticmethod
     def _now() -> float:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 
 
 @dataclass(slots=True)
@@ -38,15 +39,16 @@ class Journal:
     def write(self, entry: Entry) -> None:
         """One line; what is empty is left out."""
         said = {key: value for key, value in asdict(entry).items() if value not in ("", None)}
-        self._logger.info(json.dumps({"event": "request", **said}, separators=(",", ":")))
+        self.note("request", **said)
 
     def note(self, event: str, **facts: object) -> None:
         """A line that is not about one request."""
-        self._logger.info(json.dumps({"event": event, **facts}, separators=(",", ":")))
+        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **facts}
+        self._logger.info(json.dumps(line, separators=(",", ":")))
 
 
 def stderr_journal() -> Journal:
-    """The journal of a process: lines on stderr, each with its time in front by whoever collects them."""
+    """The journal of a process."""
     logger = logging.getLogger("kvpush_router")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))

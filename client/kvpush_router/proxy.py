@@ -13,13 +13,16 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from multidict import CIMultiDict
 
 from kvpush_router.answer import Answer, end_to_end, refusal
-from kvpush_router.dispatch import Dispatch, NoEngine
+from kvpush_router.dispatch import Dispatch, NoEngine, PrefillLeg
 from kvpush_router.engine import Engine, Fleet
 from kvpush_router.journal import Entry, Journal
 from kvpush_router.legs import mint_transfer_id
 
 TRANSFER_HEADER = "x-kvpush-transfer-id"
 """Names, in an answer, the transfer that brought its KV: `kvpushctl transfers ID` shows it."""
+
+LINGER_SECONDS = 2.0
+"""So long a prefill leg may outlive its decode leg, so that its answer can still be learned from."""
 
 MAX_BODY_BYTES = 256 << 20
 GENERATING = ("/v1/completions", "/v1/chat/completions")
@@ -33,6 +36,7 @@ class Proxy:
         self._decode = decode
         self._journal = journal
         self._sessions: list[ClientSession] = []
+        self._lingering: set[asyncio.Task[None]] = set()
 
     def app(self) -> web.Application:
         """The application. Serve it with handler_cancellation, so that a client's leaving ends its legs."""
@@ -52,6 +56,10 @@ class Proxy:
         async with ClientSession(connector=connector, timeout=timeout) as session:
             self._sessions.append(session)
             yield
+            for task in self._lingering:
+                task.cancel()
+            if self._lingering:
+                await asyncio.wait(self._lingering)
             self._sessions.remove(session)
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
@@ -83,7 +91,9 @@ class Proxy:
         def started() -> None:
             entry.first_byte_ms = _since(began)
 
-        async with Dispatch(self._sessions[0], self._prefill, self._decode, headers, entry) as dispatch:
+        async with Dispatch(
+            self._sessions[0], self._prefill, self._decode, headers, entry, self._linger
+        ) as dispatch:
             try:
                 answer = await dispatch.open(body)
             except NoEngine as error:
@@ -94,6 +104,22 @@ class Proxy:
             if entry.mode != "alone":
                 extra[TRANSFER_HEADER] = entry.transfer_id
             return await self._relay(request, answer, extra, entry, started)
+
+    def _linger(self, leg: PrefillLeg) -> None:
+        """Lets a leg whose request has been answered end by itself for a while, not keeping the client."""
+
+        async def end() -> None:
+            try:
+                await asyncio.wait({leg}, timeout=LINGER_SECONDS)
+            finally:
+                leg.cancel()
+            await asyncio.wait({leg})
+            if not leg.cancelled() and (error := leg.exception()) is not None:
+                self._journal.note("late_prefill", why=str(error))
+
+        task = asyncio.create_task(end())
+        self._lingering.add(task)
+        task.add_done_callback(self._lingering.discard)
 
     async def _relay(
         self,

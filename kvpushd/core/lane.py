@@ -22,7 +22,7 @@ class Frontier:
     def advance(self, positions: int, first_layer: int, end_layer: int | None) -> None:
         """Moves it; a frontier only grows."""
         end = len(self.final) if end_layer is None else min(end_layer, len(self.final))
-        for layer in range(first_layer, end):
+        for layer in range(max(0, first_layer), end):
             if self.final[layer] < positions:
                 self.final[layer] = positions
 
@@ -32,23 +32,34 @@ class Frontier:
         return min(self.final, default=0)
 
 
-@dataclass(slots=True)
-class Lane:
-    """One (sending rank, receiving rank) pair of a transfer: layers x positions, cut off window by window.
-
-    `layers` are the sender's indices of the layers that both ranks hold. Each write takes a rectangle that
-    lies between what was posted and the frontier.
-    """
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A sending and a receiving rank that have layers and heads in common: the same for every transfer."""
 
     source_rank: int
     target_rank: int
     layers: tuple[int, ...]
+    """The sender's indices of the layers that both hold; ascending."""
+    groups: frozenset[int]
+    """The sender's groups that those layers are of."""
     granularity: int
-    bytes_per_position: float
+    """Positions that a window's start must be a multiple of."""
+    bytes_per_position: int
     """Over all of `layers`."""
+
+
+@dataclass(slots=True)
+class Lane:
+    """One pair of ranks of one transfer: layers x positions [start, end), cut off window by window.
+
+    Each write takes a rectangle that lies between what was posted and the frontier.
+    """
+
+    pair: Pair
     start: int
     end: int
     posted: list[int] = field(default_factory=list)
+    """For each of the pair's layers, one past the last position that was posted."""
     in_flight: int = 0
 
     def __post_init__(self) -> None:
@@ -56,7 +67,7 @@ class Lane:
 
     def restart(self) -> None:
         """Nothing is posted: a new attempt of the sender writes everything again."""
-        self.posted = [self.start] * len(self.layers)
+        self.posted = [self.start] * len(self.pair.layers)
         self.in_flight = 0
 
     @property
@@ -66,11 +77,8 @@ class Lane:
 
     @property
     def remaining(self) -> int:
-        """Bytes that are not posted yet."""
-        if not self.layers:
-            return 0
-        left = sum(self.end - p for p in self.posted)
-        return int(left * self.bytes_per_position / len(self.layers))
+        """Bytes that are not posted yet, about."""
+        return self._bytes(sum(self.end - p for p in self.posted))
 
     def next_window(self, frontier: Frontier, named: int, most_bytes: int) -> Window | None:
         """The next rectangle that may be written, of at most about `most_bytes`; None if there is none.
@@ -80,43 +88,47 @@ class Lane:
         It begins with the first layer that lags, and takes the layers after it that are as far and may
         go as far: after a whole step these are all of them.
         """
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.pair.layers):
             upto = self._movable(min(named, frontier.final[layer]))
             if self.posted[i] >= upto:
                 continue
             last = i + 1
             while (
-                last < len(self.layers)
+                last < len(self.pair.layers)
                 and self.posted[last] == self.posted[i]
-                and self._movable(min(named, frontier.final[self.layers[last]])) == upto
+                and self._movable(min(named, frontier.final[self.pair.layers[last]])) == upto
             ):
                 last += 1
             start = self.posted[i]
             end = min(upto, self._cut(start, last - i, most_bytes))
-            return Window(start, end, layer, self.layers[last - 1] + 1)
+            return Window(start, end, layer, self.pair.layers[last - 1] + 1)
         return None
 
     def post(self, window: Window) -> None:
         """Marks a window as posted."""
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(self.pair.layers):
             if window.first_layer <= layer < window.end_layer:
                 self.posted[i] = window.end
         self.in_flight += 1
 
     def bytes_of(self, window: Window) -> int:
         """What a window carries, about."""
-        layers = sum(1 for layer in self.layers if window.first_layer <= layer < window.end_layer)
-        return int((window.end - window.start) * layers * self.bytes_per_position / max(1, len(self.layers)))
+        layers = sum(1 for layer in self.pair.layers if window.first_layer <= layer < window.end_layer)
+        return self._bytes((window.end - window.start) * layers)
+
+    def _bytes(self, cells: int) -> int:
+        """Of so many (layer, position)s."""
+        return cells * self.pair.bytes_per_position // max(1, len(self.pair.layers))
 
     def _movable(self, final: int) -> int:
         # The block that holds `end` moves as a whole even where its rest is not final: the receiver
         # computes those positions itself, after this transfer.
         if final >= self.end:
             return self.end
-        return final - final % self.granularity
+        return final - final % self.pair.granularity
 
     def _cut(self, start: int, layers: int, most_bytes: int) -> int:
-        per_position = self.bytes_per_position * layers / len(self.layers)
-        positions = max(1, int(most_bytes / per_position)) if per_position else self.end - start
-        end = start + max(positions, self.granularity)
-        return end if end >= self.end else max(end - end % self.granularity, start + 1)
+        """Where a window of so many layers ends that carries at most about `most_bytes`."""
+        unit = self.pair.granularity
+        positions = most_bytes // max(1, self._bytes(layers))
+        return min(start + max(positions - positions % unit, unit), self.end)

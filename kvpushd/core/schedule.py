@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from kvpushd.core.messages import SECOND, Instant, LinkId
+from kvpushd.core.ranked import Ranked
+from kvpushd.core.words import SECOND, Instant, LinkId
 
 T = TypeVar("T", bound=Hashable)
 
@@ -24,41 +24,80 @@ class Candidate(Generic[T]):
     """Bytes of the whole transfer that are not posted yet."""
     since: Instant
     """When it was matched."""
+    size: int
+    """Bytes of the write that it wants to post now."""
+
+
+@dataclass(slots=True)
+class _Line(Generic[T]):
+    """All that waits for one link, and the bytes in flight to it."""
+
+    in_flight: int = 0
+    waiting: Ranked[T] = field(default_factory=Ranked)
 
 
 class Schedule(Generic[T]):
     """Shortest remaining first, aged, within a priority; and at most so many bytes in flight to a link.
 
     A transfer that waits gains on younger ones as if `aging` bytes of it had moved each second: a short
-    prompt overtakes a long one, but only so often, and nothing starves.
+    prompt overtakes a long one, but only so often, and nothing starves. As all gain alike, who is before
+    whom does not change with time.
+
+    The first in line waits for room for its whole write; it is not overtaken because of its size, and a link
+    with nothing in flight takes any.
     """
 
     def __init__(self, link_bytes: int, aging: int = 256 << 20) -> None:
         self._link_bytes = link_bytes
         self._aging = aging
-        self._in_flight: defaultdict[LinkId, int] = defaultdict(int)
+        self._candidates: dict[T, Candidate[T]] = {}
+        self._lines: dict[LinkId, _Line[T]] = {}
+        self._stirred: dict[LinkId, None] = {}
+        """Lines that may have become able to go on since `pop` said no."""
 
-    def order(self, candidates: Iterable[Candidate[T]], now: Instant) -> Iterator[Candidate[T]]:
-        """The candidates, the next first."""
+    def offer(self, candidate: Candidate[T]) -> None:
+        """A transfer waits for its turn, in place of what it offered before."""
+        self._candidates[candidate.what] = candidate
+        rank = (-candidate.priority, candidate.remaining * SECOND + candidate.since * self._aging)
+        self._lines.setdefault(candidate.link, _Line()).waiting.put(candidate.what, rank)
+        self._stirred[candidate.link] = None
 
-        def rank(candidate: Candidate[T]) -> tuple[int, float]:
-            waited = (now - candidate.since) / SECOND
-            return -candidate.priority, candidate.remaining - waited * self._aging
+    def withdraw(self, what: T) -> None:
+        """It does not wait any more, if it did."""
+        candidate = self._candidates.pop(what, None)
+        if candidate is not None:
+            self._lines[candidate.link].waiting.drop(what)
+            self._stirred[candidate.link] = None
+            self._tidy(candidate.link)
 
-        return iter(sorted(candidates, key=rank))
-
-    def room(self, link: LinkId) -> int:
-        """Bytes that may be posted to a link now; a link with nothing in flight takes at least one write."""
-        return self._link_bytes - self._in_flight[link]
+    def pop(self) -> Candidate[T] | None:
+        """Takes a transfer out of its line that may post the write it wants; None if none may."""
+        while self._stirred:
+            link = next(iter(self._stirred))
+            line = self._lines.get(link)
+            found = line.waiting.first() if line else None
+            if line is not None and found is not None:
+                candidate = self._candidates[found[0]]
+                if not line.in_flight or line.in_flight + candidate.size <= self._link_bytes:
+                    line.waiting.drop(found[0])
+                    return self._candidates.pop(found[0])
+            del self._stirred[link]
+        return None
 
     def posted(self, link: LinkId, size: int) -> None:
         """A write of `size` bytes is in flight."""
-        self._in_flight[link] += size
+        self._lines.setdefault(link, _Line()).in_flight += size
 
     def ended(self, link: LinkId, size: int) -> None:
         """It is terminal."""
-        left = self._in_flight[link] - size
-        if left > 0:
-            self._in_flight[link] = left
-        else:
-            del self._in_flight[link]
+        self._lines[link].in_flight -= size
+        self._stirred[link] = None
+        self._tidy(link)
+
+    def _tidy(self, link: LinkId) -> None:
+        line = self._lines[link]
+        if not line.in_flight and not len(line.waiting):
+            del self._lines[link]
+
+    def __len__(self) -> int:
+        return len(self._candidates)

@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sending side's two records: its own handoff, and the reservation that it fills."""
+"""A reservation, as the sending side sees it: where a handoff's bytes go."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
-from kvpush_client.events import Counts, Fault, TransferKey
-from kvpushd.core.lane import Frontier, Lane
-from kvpushd.core.layout import Blocks, Group, GroupKind
-from kvpushd.core.messages import Announced, Incarnation, Instant, LinkId, Phase, ReceiverView, Times
+from kvpush_client.events import Counts, Fault
+from kvpushd.core.events import Announced
+from kvpushd.core.handoff import HalfKey, Handoff, Transfer
+from kvpushd.core.lane import Lane
+from kvpushd.core.words import Incarnation, Instant, LinkId, Phase, ReceiverView, Times
+from kvpush_client.events import TransferKey
 
 TargetKey = tuple[LinkId, Incarnation, TransferKey]
-HalfKey = tuple[Incarnation, TransferKey]
+ReceiverKey = tuple[LinkId, Incarnation]
 
 
 @dataclass(slots=True)
@@ -23,6 +22,8 @@ class Target:
 
     said: Announced
     receiver: ReceiverView
+    sender: Incarnation
+    """The engine of ours that it wants KV of."""
     lanes: list[Lane]
     handoff: HalfKey | None = None
     times: Times = field(default_factory=Times)
@@ -33,6 +34,8 @@ class Target:
     tainted: bool = False
     """A write into it failed, which only says that nothing reads the source any more: bytes that were under
     way may still land, so this side can't vouch for the fence."""
+    orphaned: bool = False
+    """Its receiver, or the inlet that it was announced with, is no more: nobody asks about it again."""
     fault: Fault | None = None
     landed: bool = False
 
@@ -40,6 +43,21 @@ class Target:
     def key(self) -> TargetKey:
         """What tells it apart from all others."""
         return self.said.link, self.said.incarnation, self.said.key
+
+    @property
+    def owner(self) -> ReceiverKey:
+        """The receiving engine, and the link on which it speaks."""
+        return self.said.link, self.said.incarnation
+
+    @property
+    def transfer(self) -> Transfer:
+        """What a handoff must be of to fill it."""
+        return self.sender, self.said.key.transfer_id
+
+    @property
+    def live(self) -> bool:
+        """Neither landed nor ended."""
+        return self.fault is None and not self.landed
 
     @property
     def in_flight(self) -> int:
@@ -56,6 +74,11 @@ class Target:
         """Bytes that are not posted yet."""
         return sum(lane.remaining for lane in self.lanes)
 
+    @property
+    def fenced(self) -> bool:
+        """This side can vouch that no write of its can land any more."""
+        return not self.in_flight and not self.tainted
+
     def wrote(self, size: int, runs: int, ended: Instant) -> None:
         """Counts a write that landed."""
         self.landed_at.append(ended)
@@ -68,6 +91,14 @@ class Target:
         if not self.times.first_landed:
             self.times = replace(self.times, first_landed=ended)
 
+    def complete(self, sealed_at: Instant, now: Instant) -> None:
+        """All of it has landed."""
+        self.landed = True
+        before = sum(1 for at in self.landed_at if not sealed_at or at < sealed_at)
+        self.counts = replace(self.counts, chunks_before_seal=before)
+        landed = max(self.landed_at, default=now)
+        self.times = replace(self.times, landed=landed, sealed=sealed_at)
+
     def restart(self) -> None:
         """Forgets what was written, for a new attempt of the sender."""
         self.stale = self.in_flight
@@ -76,70 +107,6 @@ class Target:
         self.counts = Counts()
         self.landed_at.clear()
         self.times = replace(self.times, first_post=0, first_landed=0, sealed=0)
-
-
-@dataclass(slots=True)
-class Handoff:
-    """A sender half."""
-
-    incarnation: Incarnation
-    engine_id: str
-    key: TransferKey
-    label: str
-    receiver_engine_id: str
-    lease: Instant
-    frontiers: dict[int, Frontier]
-    blocks: dict[int, Blocks] = field(default_factory=dict)
-    seal: int | None = None
-    sealed_at: Instant = 0
-    """When the last byte became final: with the frontier at the seal, in every rank."""
-    deadline: Instant | None = None
-    """Runs from the seal for as long as no target is there."""
-    targets: set[TargetKey] = field(default_factory=set)
-    times: Times = field(default_factory=Times)
-    counts: Counts = field(default_factory=Counts)
-    fault: Fault | None = None
-
-    @property
-    def block_count(self) -> int:
-        """Blocks that it holds, over all groups."""
-        return sum(len(b.ids) for b in self.blocks.values())
-
-    def named(self, groups: Sequence[Group]) -> int:
-        """One past the last position whose blocks are known in every group that holds all positions."""
-        full = [i for i, group in enumerate(groups) if group.kind is GroupKind.FULL]
-        ends = [b.start + len(b.ids) * groups[i].block_size for i in full if (b := self.blocks.get(i))]
-        return min(ends) if len(ends) == len(full) and ends else 0
-
-    @property
-    def complete(self) -> bool:
-        """All positions up to the seal are final in every rank of this node."""
-        return self.seal is not None and all(f.everywhere >= self.seal for f in self.frontiers.values())
-
-    def append(self, blocks: Blocks, group: Group) -> str | None:
-        """Adds blocks of one group; naming the same again is harmless. Says what was wrong, if anything."""
-        known = self.blocks.get(blocks.group)
-        if known is None or not len(known.ids):
-            self.blocks[blocks.group] = blocks
-            return None
-        at, rest = divmod(blocks.start - known.start, group.block_size)
-        if rest or at < 0 or at > len(known.ids):
-            end = known.start + len(known.ids) * group.block_size
-            return f"blocks of group {blocks.group} start at {blocks.start}: expected at most {end}, no gap"
-        overlap = known.ids[at : at + len(blocks.ids)]
-        if not np.array_equal(overlap, blocks.ids[: len(overlap)]):
-            return f"blocks of group {blocks.group} from {blocks.start} on were named otherwise before"
-        ids = np.concatenate([known.ids, blocks.ids[len(overlap) :]])
-        self.blocks[blocks.group] = Blocks(blocks.group, known.start, ids)
-        return None
-
-
-def cut(blocks: Blocks, group: Group, start: int, end: int) -> Blocks:
-    """The blocks of a list that touch positions [start, end)."""
-    size = group.block_size
-    first = max(0, (start - blocks.start) // size)
-    last = max(first, -(-(end - blocks.start) // size))
-    return Blocks(blocks.group, blocks.start + first * size, blocks.ids[first:last])
 
 
 def phase_of(handoff: Handoff, targets: list[Target]) -> Phase:
@@ -151,8 +118,11 @@ def phase_of(handoff: Handoff, targets: list[Target]) -> Phase:
     return Phase.MATCHED if targets else Phase.OPEN
 
 
-def add(a: Counts, b: Counts) -> Counts:
-    """Both together."""
-    return Counts(
-        a.bytes + b.bytes, a.chunks + b.chunks, a.chunks_before_seal + b.chunks_before_seal, a.runs + b.runs
-    )
+def ranks_of(targets: list[Target]) -> set[int]:
+    """The receiving ranks that have announced themselves."""
+    return {rank for target in targets for rank in target.receiver.pools}
+
+
+def everybody(targets: list[Target]) -> bool:
+    """Whether all ranks of the receiving engine, over all of its nodes, are there."""
+    return bool(targets) and len(ranks_of(targets)) >= targets[0].receiver.world_size

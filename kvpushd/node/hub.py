@@ -34,6 +34,7 @@ class Hub:
         self._carriers: dict[type, list[Callable[[Any], None]]] = {}
         self._waiting: deque[Event] = deque()
         self._busy = False
+        self._looking = False
         self._after: list[Callable[[], None]] = []
         self._log = structlog.get_logger("kvpushd.hub")
 
@@ -42,21 +43,37 @@ class Hub:
         self._carriers.setdefault(kind, []).append(carry)
 
     def afterwards(self, call: Callable[[], None]) -> None:
-        """Has `call` called after each batch of events: to look at what the ledger has become."""
+        """Has `call` called after events, from the loop: to look at what the ledger has become."""
         self._after.append(call)
 
     def feed(self, event: Event) -> None:
-        """Takes an event in, and carries out what follows from it."""
+        """Takes an event in, and carries out what follows from it. Never raises."""
         self._waiting.append(event)
         if self._busy:
             return
         self._busy = True
         try:
             while self._waiting:
-                for instruction in self.ledger.handle(self._waiting.popleft(), now()):
-                    self._carry(instruction)
+                self._handle(self._waiting.popleft())
         finally:
             self._busy = False
+        if not self._looking:
+            # Once per turn of the loop, however many events it brought: looking costs as much as what is held.
+            self._looking = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _handle(self, event: Event) -> None:
+        try:
+            instructions = self.ledger.handle(event, now())
+        except Exception:  # noqa: BLE001, logged with its traceback
+            # Whoever fed it (a link, a session, the clock) must not die of an event that is another's.
+            self._log.exception("event failed", event_type=type(event).__name__)
+            return
+        for instruction in instructions:
+            self._carry(instruction)
+
+    def _look(self) -> None:
+        self._looking = False
         for call in self._after:
             call()
 

@@ -22,6 +22,11 @@ from kvpushd.node.hub import Hub
 SILENCE = 5.0
 """Seconds without a beat after which a mover counts as stuck; it beats each second."""
 
+LOOK = 1.0
+"""Seconds between looks at its last beat."""
+FIRST_PATIENCE, LONGEST_PATIENCE = 0.05, 5.0
+"""Seconds before a mover is started again that can't be, or that died soon after it was."""
+
 LEVELS = {
     Attention.IDLE: levels.Attention.IDLE,
     Attention.EXPECTING: levels.Attention.EXPECTING,
@@ -51,14 +56,22 @@ class Movers:
         self._handle: MoverHandle | None = None
         self._attention = Attention.IDLE
         self._ids = 0
+        self._whole = False
         self.restarts = 0
         self.pools: set[bytes] = set()
         self.inlets: set[int] = set()
         self._log = structlog.get_logger("kvpushd.movers")
 
     async def start(self) -> None:
-        """Starts the mover. Raises MoverDied where it can't be."""
-        self._handle = await MoverHandle.spawn(self._settings(), pass_fds=self._pass_fds)
+        """Starts the first mover. Raises MoverDied where it can't be."""
+        await self._start()
+        self._whole = True
+
+    async def _start(self) -> None:
+        try:
+            self._handle = await MoverHandle.spawn(self._settings(), pass_fds=self._pass_fds)
+        except OSError as error:
+            raise MoverDied(f"the mover can't be started: {error}") from error
         self._log.info("mover ready", pid=self._handle.pid, transports=self._handle.transports)
 
     @property
@@ -66,36 +79,63 @@ class Movers:
         """The mover, where one lives."""
         return self._handle
 
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be moved now; None where it can."""
+        if self._handle is None:
+            return "the mover died and is being replaced"
+        if not self._whole:
+            return "the mover was replaced and is mapping the pools"
+        silent = asyncio.get_running_loop().time() - self._handle.last_beat
+        return f"the mover has been silent for {silent:.0f} s" if silent > SILENCE / 2 else None
+
     async def watch(self) -> None:
         """Replaces a mover that died, kills one that is stuck. Until cancelled."""
-        patience = 0.05
+        loop = asyncio.get_running_loop()
+        patience = FIRST_PATIENCE
         while True:
             handle = self._handle
             assert handle is not None
+            since = loop.time()
             fault = await self._end_of(handle)
-            self._handle = None
+            self._handle, self._whole = None, False
             self.restarts += 1
             self.pools.clear()
             self.inlets.clear()
             self._log.error("mover died", pid=handle.pid, fault=str(fault))
             self._on_died(fault)
-            while self._handle is None:
-                try:
-                    await self.start()
-                except MoverDied as error:
-                    self._log.error("mover can't be started", error=str(error))
-                    await asyncio.sleep(patience)
-                    patience = min(patience * 2, 5.0)
-            patience = 0.05
+            if loop.time() - since > 2 * LONGEST_PATIENCE:
+                patience = FIRST_PATIENCE
+            patience = await self._replace(patience)
             self._attend(self._attention)
             await self._on_replaced()
+            # Where it died of what it was just given, the next round sees that.
+            self._whole = True
+
+    async def _replace(self, patience: float) -> float:
+        """Starts another, at once for the first time, else after `patience` seconds; returns what to wait the
+        next time: movers that die of the same cause one after the other must not take the machine."""
+        while True:
+            if patience > FIRST_PATIENCE:
+                await asyncio.sleep(patience)
+            patience = min(patience * 2, LONGEST_PATIENCE)
+            try:
+                await self._start()
+            except MoverDied as error:
+                self._log.error("mover can't be started", error=str(error))
+            else:
+                return patience
 
     async def _end_of(self, handle: MoverHandle) -> Fault:
         loop = asyncio.get_running_loop()
         while True:
-            done, _ = await asyncio.wait({handle.died}, timeout=1.0)
+            due = loop.time() + LOOK
+            done, _ = await asyncio.wait({handle.died}, timeout=LOOK)
             if done:
                 return handle.died.result()
+            if loop.time() - due > LOOK:
+                # This process stood still (a stopped VM, a debugger): beats may wait in the link, unread.
+                continue
             if loop.time() - handle.last_beat > SILENCE:
                 self._log.error("mover is stuck: killed", pid=handle.pid, silent=SILENCE)
                 await handle.kill()
@@ -128,16 +168,20 @@ class Movers:
 
     async def map_pool(self, pool_id: bytes, fd: int, layout: Layout) -> None:
         """Maps and registers a pool. Raises KvpushError."""
-        await self._alive().map_pool(pool_id, fd, layout)
         self.pools.add(pool_id)
+        try:
+            await self._alive().map_pool(pool_id, fd, layout)
+        except KvpushError:
+            self.pools.discard(pool_id)
+            raise
 
     async def unmap_pool(self, pool_id: bytes) -> None:
         """Returns once the pool is unmapped: also if that is since the mover is dead."""
-        self.pools.discard(pool_id)
         try:
             await self._alive().unmap_pool(pool_id)
         except MoverDied:
             self._log.info("pool was unmapped by the mover's death", pool=pool_id.hex())
+        self.pools.discard(pool_id)
 
     async def open_inlet(
         self, inlet_id: int, pool_ids: Sequence[bytes], agent: str
@@ -148,12 +192,9 @@ class Movers:
         return opened
 
     async def close_inlet(self, inlet_id: int) -> None:
-        """The fence: returns once nothing lands through it, also if that is since the mover is dead."""
+        """The fence: returns once nothing lands through it. Raises MoverDied, which is a fence too."""
         self.inlets.discard(inlet_id)
-        try:
-            await self._alive().close_inlet(inlet_id)
-        except MoverDied:
-            self._log.info("inlet was closed by the mover's death", inlet=inlet_id)
+        await self._alive().close_inlet(inlet_id)
 
     async def open_outlet(self, outlet_id: int, inlet: types_pb2.Inlet, pools: Sequence[OutletPool]) -> None:
         """Makes a peer's inlet a place to write to. Raises KvpushError."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -28,7 +29,8 @@ from kvpushd.core.messages import (
     SayReceiverGone,
     SayWithdraw,
 )
-from kvpushd.errors import Invalid, KvpushError, Unreachable
+from kvpushd.core.reservation import UNFENCED, Reservation
+from kvpushd.errors import Invalid, KvpushError, MoverDied, Unreachable
 from kvpushd.node.engines import EngineEntry, EngineRoom
 from kvpushd.node.hub import Hub
 from kvpushd.node.movers import Movers
@@ -38,6 +40,11 @@ from kvpushd.rpc.links import Links, OutLink
 from kvpushd.rpc.peer_wire import times_from_wire
 
 InletKey = tuple[LinkId, Incarnation]
+RouteKey = tuple[LinkId, Incarnation, str]
+Question = tuple[Incarnation, str]
+
+FAULTS_KEPT = 256
+"""Addresses of which is remembered why their link went down last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,9 @@ class Way:
 
     link: OutLink
     up: asyncio.Future[None]
-    answers: dict[tuple[Incarnation, str], asyncio.Future[Fault | None]] = field(default_factory=dict)
-    last_fault: str = ""
+    questions: dict[Question, deque[asyncio.Future[Fault | None]]] = field(default_factory=dict)
+    """What was asked and not answered. The peer answers in the order of the questions, so one that nobody
+    waits for any more stays, lest its answer be taken for the next one's."""
 
 
 class ReceivingRoom:
@@ -69,17 +77,20 @@ class ReceivingRoom:
         engines: EngineRoom,
         agent_prefix: str,
         on_lost: Callable[[str, Fault], None],
+        on_fence: Callable[[], None],
     ) -> None:
         """`agent_prefix` makes inlets' names unique among all nodes and for ever; `on_lost` hears of links
-        that are down, with this side's role on them."""
+        that are down, with this side's role on them, `on_fence` of inlets destroyed to fence blocks."""
         self._hub = hub
         self._movers = movers
         self._engines = engines
         self._agent_prefix = agent_prefix
         self._on_lost = on_lost
+        self._on_fence = on_fence
         self._links: Links | None = None
         self._ways: dict[str, Way] = {}
         self._inlets: dict[InletKey, asyncio.Task[OpenInlet]] = {}
+        self._reaching: dict[RouteKey, asyncio.Task[None]] = {}
         self._faults: dict[str, str] = {}
         self._tasks = Tasks("receiving")
         self._log = structlog.get_logger("kvpushd.receiving")
@@ -120,7 +131,13 @@ class ReceivingRoom:
         return way
 
     def _reach(self, reach: Reach) -> None:
-        self._tasks.start(self._open(reach))
+        route = (reach.link, reach.incarnation, reach.sender_engine_id)
+        task = self._reaching[route] = self._tasks.start(self._open(reach))
+        task.add_done_callback(lambda done: self._reached(route, done))
+
+    def _reached(self, route: RouteKey, done: asyncio.Task[None]) -> None:
+        if self._reaching.get(route) is done:
+            del self._reaching[route]
 
     async def _open(self, reach: Reach) -> None:
         fault: Fault | None
@@ -137,12 +154,9 @@ class ReceivingRoom:
             raise Unreachable("the engine left")
         way = self._dial(reach.link)
         await asyncio.shield(way.up)
-        key = (reach.link, reach.incarnation)
-        if key not in self._inlets:
-            self._inlets[key] = self._tasks.start(self._open_inlet(entry))
-        opened = await asyncio.shield(self._inlets[key])
-        question = (reach.incarnation, reach.sender_engine_id)
-        answer = way.answers.setdefault(question, asyncio.get_running_loop().create_future())
+        opened = await asyncio.shield(self._inlet((reach.link, reach.incarnation), entry))
+        if not way.link.up:
+            raise Unreachable(f"{reach.link}: the link went down")
         item = peer_pb2.ReceiverEngine(
             engine_id=entry.engine_id,
             incarnation=entry.incarnation,
@@ -153,7 +167,23 @@ class ReceivingRoom:
             world_size=entry.identity.world_size,
         )
         way.link.send(peer_pb2.ReceiverItem(engine=item))
-        return await asyncio.shield(answer)
+        answer: asyncio.Future[Fault | None] = asyncio.get_running_loop().create_future()
+        way.questions.setdefault((reach.incarnation, reach.sender_engine_id), deque()).append(answer)
+        return await answer
+
+    def _inlet(self, key: InletKey, entry: EngineEntry) -> asyncio.Task[OpenInlet]:
+        """The inlet of a link into an engine: the one that is there, or coming, or a new one."""
+        opening = self._inlets.get(key)
+        if opening is None:
+            opening = self._inlets[key] = self._tasks.start(self._open_inlet(entry))
+            opening.add_done_callback(lambda done: self._opened(key, done))
+        return opening
+
+    def _opened(self, key: InletKey, done: asyncio.Task[OpenInlet]) -> None:
+        # One that failed must not fail all who come later.
+        failed = done.cancelled() or done.exception() is not None
+        if failed and self._inlets.get(key) is done:
+            del self._inlets[key]
 
     async def _open_inlet(self, entry: EngineEntry) -> OpenInlet:
         inlet_id = self._movers.next_id()
@@ -171,22 +201,39 @@ class ReceivingRoom:
             ),
         )
 
-    def _close_inlet(self, close: CloseInlet) -> None:
-        self._tasks.start(self._fence((close.link, close.incarnation)))
+    # --- fencing -----------------------------------------------------------------------------------------
 
-    async def _fence(self, key: InletKey) -> None:
-        opening = self._inlets.pop(key, None)
+    def _close_inlet(self, close: CloseInlet) -> None:
+        key = (close.link, close.incarnation)
+        if any(half.parts.get(close.link) in UNFENCED for half in self._halves_of(close.incarnation)):
+            self._on_fence()
+        # Whoever still reaches through it would present what is about to be no more, or, with the link coming
+        # up later, open it behind the fence.
+        for route in [route for route in self._reaching if route[:2] == key]:
+            self._reaching.pop(route).cancel()
+        self._tasks.start(self._fence(key, self._inlets.pop(key, None)))
+
+    def _halves_of(self, incarnation: Incarnation) -> list[Reservation]:
+        return [half for half in self._hub.ledger.reservations() if half.incarnation == incarnation]
+
+    async def _fence(self, key: InletKey, opening: asyncio.Task[OpenInlet] | None) -> None:
         if opening is not None:
             try:
                 opened = await asyncio.shield(opening)
+                await self._movers.close_inlet(opened.inlet_id)
+            except MoverDied:
+                # The ledger hears of that itself, and takes all inlets for closed. To say so of this one too
+                # could be taken for one that was opened in the next mover, under the same key.
+                return
             except KvpushError as error:
                 self._log.info("the inlet to close was never opened", why=str(error))
-            else:
-                await self._movers.close_inlet(opened.inlet_id)
         self._hub.feed(InletClosed(*key))
 
     def forget_inlets(self) -> None:
         """The mover died, and all inlets with it."""
+        for task in self._reaching.values():
+            task.cancel()
+        self._reaching.clear()
         self._inlets.clear()
 
     # --- links (OutDesk) ---------------------------------------------------------------------------------
@@ -200,11 +247,15 @@ class ReceivingRoom:
     def on_down(self, link: OutLink, fault: Fault) -> None:
         """Whoever waits for the link hears so; what was announced on it ends."""
         way = self._ways.pop(link.address, None)
+        self._faults.pop(link.address, None)
         self._faults[link.address] = str(fault)
+        while len(self._faults) > FAULTS_KEPT:
+            del self._faults[next(iter(self._faults))]
         self._on_lost("receiving", fault)
         detail = f"{link.address}: {fault.detail}"
         if way is not None:
-            waits: list[asyncio.Future[None] | asyncio.Future[Fault | None]] = [way.up, *way.answers.values()]
+            waits: list[asyncio.Future[None] | asyncio.Future[Fault | None]] = [way.up]
+            waits.extend(answer for asked in way.questions.values() for answer in asked)
             for future in waits:
                 if not future.done():
                     future.set_exception(Unreachable(detail))
@@ -241,8 +292,13 @@ class ReceivingRoom:
     def _answered(self, link: OutLink, answer: peer_pb2.ReceiverEngineAnswer) -> None:
         way = self._ways.get(link.address)
         question = (Incarnation(answer.incarnation), answer.sender_engine_id)
-        waiting = way.answers.pop(question, None) if way else None
-        if waiting is not None and not waiting.done():
+        asked = way.questions.get(question) if way else None
+        if way is None or not asked:
+            raise Invalid(f"an answer about sender {answer.sender_engine_id!r} to a question never asked")
+        waiting = asked.popleft()
+        if not asked:
+            del way.questions[question]
+        if not waiting.done():
             waiting.set_result(wire.fault_from_wire(answer.fault) if answer.HasField("fault") else None)
 
     # --- what is said ------------------------------------------------------------------------------------
@@ -263,7 +319,11 @@ class ReceivingRoom:
             blocks=wire.blocks_to_wire(said.blocks),
             priority=said.priority,
         )
-        self._say(said.link, peer_pb2.ReceiverItem(announce=item))
+        try:
+            self._say(said.link, peer_pb2.ReceiverItem(announce=item))
+        except KvpushError as error:  # too large for a message
+            ended = PeerEnded(said.link, said.incarnation, said.key, error.fault(), fenced=True)
+            self._hub.feed(ended)
 
     def _withdraw(self, say: SayWithdraw) -> None:
         said = say.withdrawn

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -33,7 +34,7 @@ from kvpushd.core.messages import (
     SayReached,
     Withdrawn,
 )
-from kvpushd.errors import Invalid, KvpushError
+from kvpushd.errors import Invalid, KvpushError, OverLimit
 from kvpushd.mover.handle import OutletPool
 from kvpushd.node.engines import EngineRoom
 from kvpushd.node.hub import Hub
@@ -45,6 +46,8 @@ from kvpushd.rpc.peer_wire import times_to_wire
 
 MAX_RANKS = 4096
 INCARNATION_BYTES = 16
+MAX_PRESENTATIONS = 4096
+"""Engines that may wait, of one link, to be presented."""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,17 @@ class Outlet:
     outlets: tuple[int, ...]
     pools: dict[int, tuple[int, bytes]]
     """Rank to (outlet id, pool id)."""
+    used: bool = False
+    """Some engine of ours sends to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """A receiving engine, as it presented itself; `where` has each rank's inlet's index and pool's base."""
+
+    said: peer_pb2.ReceiverEngine
+    receiver: ReceiverView
+    where: dict[int, tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -64,6 +78,10 @@ class Guest:
     link: InLink
     name: LinkId
     outlets: dict[Incarnation, Outlet] = field(default_factory=dict)
+    inbox: asyncio.Queue[Presented | ReceiverGone] = field(
+        default_factory=lambda: asyncio.Queue(MAX_PRESENTATIONS)
+    )
+    attendant: asyncio.Task[None] | None = None
 
 
 class SendingRoom:
@@ -116,12 +134,17 @@ class SendingRoom:
         self._links += 1
         guest = Guest(link, LinkId(f"{link.hello.node}#{self._links}"))
         self._guests[link] = self._by_name[guest.name] = guest
+        guest.attendant = self._tasks.start(self._attend(guest))
 
     def on_down(self, link: InLink, fault: Fault) -> None:
-        """It is gone; what it announced ends."""
+        """It is gone; what it announced ends, and the ways to it with their last writes."""
         guest = self._guests.pop(link)
+        if guest.attendant is not None:
+            guest.attendant.cancel()
         self._on_lost("sending", fault)
         self._hub.feed(ReceiverLost(guest.name, f"{link.hello.node}: {fault.detail}"))
+        for incarnation in list(guest.outlets):
+            self._forget_outlets(guest, incarnation)
         del self._by_name[guest.name]
 
     def on_refused(self, address: str, fault: Fault) -> None:
@@ -135,8 +158,7 @@ class SendingRoom:
             case "beat":
                 return
             case "engine":
-                receiver, pools = _receiver_of(item.engine)
-                self._tasks.start(self._present(guest, item.engine, receiver, pools))
+                self._queue(guest, Presented(item.engine, *_receiver_of(item.engine)))
             case "announce":
                 self._hub.feed(_announced(guest.name, item.announce))
             case "withdraw":
@@ -145,54 +167,65 @@ class SendingRoom:
                 key, fault = wire.key_from_wire(body.key), wire.fault_from_wire(body.fault)
                 self._hub.feed(Withdrawn(guest.name, incarnation, key, body.sender_engine_id, fault))
             case "engine_gone":
-                self._hub.feed(ReceiverGone(guest.name, Incarnation(item.engine_gone.incarnation)))
+                self._queue(guest, ReceiverGone(guest.name, Incarnation(item.engine_gone.incarnation)))
             case None:
                 raise Invalid("an item that says nothing: the peer speaks a later version")
 
-    async def _present(
-        self,
-        guest: Guest,
-        engine: peer_pb2.ReceiverEngine,
-        receiver: ReceiverView,
-        pools: dict[int, tuple[int, int]],
-    ) -> None:
-        """Opens outlets into a receiving engine, then lets the ledger decide whether it fits."""
+    def _queue(self, guest: Guest, said: Presented | ReceiverGone) -> None:
         try:
-            await self._open_outlets(guest, engine, receiver, pools)
-        except KvpushError as error:
-            reached = Reached(guest.name, receiver.incarnation, engine.sender_engine_id, error.fault())
-            self._answer(SayReached(reached))
-            return
-        if guest.link.up:
-            self._hub.feed(Described(guest.name, receiver, engine.sender_engine_id))
+            guest.inbox.put_nowait(said)
+        except asyncio.QueueFull:
+            raise OverLimit(f"{MAX_PRESENTATIONS} engines wait to be presented on this link") from None
 
-    async def _open_outlets(
-        self,
-        guest: Guest,
-        engine: peer_pb2.ReceiverEngine,
-        receiver: ReceiverView,
-        pools: dict[int, tuple[int, int]],
-    ) -> None:
-        agents = tuple(inlet.agent for inlet in engine.inlets)
+    async def _attend(self, guest: Guest) -> None:
+        """Takes a link's receiving engines in and lets them go, one after the other: an engine that goes while
+        its outlets are being opened goes after that; and answers come in the order of the questions."""
+        while True:
+            said = await guest.inbox.get()
+            if isinstance(said, ReceiverGone):
+                self._hub.feed(said)
+            else:
+                await self._present(guest, said)
+
+    async def _present(self, guest: Guest, presented: Presented) -> None:
+        """Opens outlets into a receiving engine, then lets the ledger decide whether it fits."""
+        receiver, name = presented.receiver, presented.said.sender_engine_id
+        try:
+            await self._open_outlets(guest, presented)
+        except KvpushError as error:
+            self._forget_outlets(guest, receiver.incarnation)
+            self._answer(SayReached(Reached(guest.name, receiver.incarnation, name, error.fault())))
+        else:
+            self._hub.feed(Described(guest.name, receiver, name))
+
+    async def _open_outlets(self, guest: Guest, presented: Presented) -> None:
+        receiver, inlets = presented.receiver, presented.said.inlets
+        agents = tuple(inlet.agent for inlet in inlets)
         known = guest.outlets.get(receiver.incarnation)
         if known is not None and known.agents == agents:
             return
+        if known is not None:  # it has a new inlet, in place of one that was closed or died
+            self._forget_outlets(guest, receiver.incarnation)
         ids = tuple(self._movers.next_id() for _ in agents)
         outlet = Outlet(agents, ids, {})
-        for rank, (at, _) in pools.items():
+        for rank, (at, _) in presented.where.items():
             outlet.pools[rank] = (ids[at], f"{ids[at]}/{rank}".encode())
         guest.outlets[receiver.incarnation] = outlet
-        for index, (outlet_id, inlet) in enumerate(zip(ids, engine.inlets, strict=True)):
+        for index, (outlet_id, inlet) in enumerate(zip(ids, inlets, strict=True)):
             behind = [
                 OutletPool(outlet.pools[rank][1], base, receiver.pools[rank])
-                for rank, (at, base) in pools.items()
+                for rank, (at, base) in presented.where.items()
                 if at == index
             ]
             await self._movers.open_outlet(outlet_id, inlet, behind)
 
     def _close_outlet(self, close: CloseOutlet) -> None:
         guest = self._by_name.get(close.link)
-        outlet = guest.outlets.pop(close.incarnation, None) if guest else None
+        if guest is not None:
+            self._forget_outlets(guest, close.incarnation)
+
+    def _forget_outlets(self, guest: Guest, incarnation: Incarnation) -> None:
+        outlet = guest.outlets.pop(incarnation, None)
         for closing in outlet.outlets if outlet else ():
             self._movers.close_outlet(closing)
 
@@ -224,6 +257,12 @@ class SendingRoom:
 
     def _answer(self, say: SayReached) -> None:
         reached = say.reached
+        guest = self._by_name.get(reached.link)
+        outlet = guest.outlets.get(reached.incarnation) if guest else None
+        if guest is not None and outlet is not None:
+            outlet.used |= reached.fault is None
+            if not outlet.used:  # it fits no engine of ours: there is nothing to send to it
+                self._forget_outlets(guest, reached.incarnation)
         answer = peer_pb2.ReceiverEngineAnswer(
             incarnation=reached.incarnation, sender_engine_id=reached.sender_engine_id
         )

@@ -5,9 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
+
+from kvpushd.errors import KvpushError
+
+Result = TypeVar("Result")
 
 
 class Tasks:
@@ -17,7 +21,7 @@ class Tasks:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._log = structlog.get_logger(f"kvpushd.{name}")
 
-    def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def start(self, work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
         """Starts one."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
@@ -26,7 +30,11 @@ class Tasks:
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        if isinstance(error, KvpushError):  # an answer, that whoever awaits it hears too
+            self._log.warning("background work failed", fault=str(error.fault()))
+        else:
             self._log.error("background work failed", error=repr(error), exc_info=error)
 
     async def close(self) -> None:

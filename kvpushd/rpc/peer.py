@@ -118,7 +118,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             # A bug in what the desk does ends this link, not the daemon and its other links.
             self._log.exception("link failed", address=address, node=link.hello.node)
             fault = Fault(Reason.PEER_UNREACHABLE, f"internal error: {error!r}")
-            await status.abort(context, KvpushError("internal error; the log of the other node has more"))
+            await status.abort(context, Unreachable("internal error; the log of the other node has more"))
         finally:
             wire.end(Unreachable(fault.detail))
             self._links.discard(link)

@@ -311,6 +311,42 @@ def test_requests_go_to_the_least_busy_engines() -> None:
     run(body)
 
 
+def test_a_prefill_engine_is_busy_only_while_it_prefills() -> None:
+    async def body() -> None:
+        first, second, d = TinyEngine(prefill_answer()), TinyEngine(prefill_answer()), TinyEngine()
+        d.gate.clear()
+        async with bench([first, second], [d], KNOWN) as router:
+            one = asyncio.create_task(router.ask(ASK))
+            (seen,) = await first.wait_for(1)
+            await seen.ended.wait()
+            # The answer is on its way to the router; after this one it has arrived.
+            async with router.client.get(router.url + "/v1/models"):
+                d.seen.clear()
+            two = asyncio.create_task(router.ask(ASK))
+            await d.wait_for(1)
+            d.gate.set()
+            await asyncio.gather(one, two)
+        assert (len(first.seen), len(second.seen)) == (2, 0)
+
+    run(body)
+
+
+def test_an_answer_does_not_wait_for_a_prefill_leg_that_nobody_needs() -> None:
+    async def body() -> None:
+        p, d = TinyEngine(prefill_answer()), TinyEngine()
+        p.gate.clear()
+        async with bench([p], [d], KNOWN) as router:
+            status, _, _ = await router.ask(ASK)
+            await router.lines(1)
+            assert not p.seen[0].ended.is_set()
+            async with asyncio.timeout(DEADLINE):
+                await p.seen[0].ended.wait()
+        assert status == 200
+        assert p.seen[0].aborted
+
+    run(body)
+
+
 def test_models_and_health_come_from_the_decode_engine() -> None:
     async def body() -> None:
         d = TinyEngine(lambda _: {"data": [{"id": "m"}]})

@@ -203,7 +203,10 @@ async def test_a_bug_in_the_senders_desk_ends_that_link_without_showing_its_insi
         sender.notes.raises = ZeroDivisionError("a bug")
         links.dial(sender.address).send(withdraw(1))
         _, fault = await soon(heard.downs.get())
-        assert fault.detail == "internal error; the log of the other node has more"
+        assert (fault.reason, fault.detail) == (
+            Reason.PEER_UNREACHABLE,
+            "internal error; the log of the other node has more",
+        )
         assert "a bug" in (await soon(sender.notes.downs.get()))[1].detail
 
 

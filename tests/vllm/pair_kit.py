@@ -83,7 +83,7 @@ class Pair:
         return self.p.submit(tokens, max_tokens=1, params=SEND | named), on_d
 
     def settle(self):
-        """Wait until no block of either engine is held by anyone; raises AssertionError if that never comes."""
+        """Wait until nobody holds a block of either engine; raises AssertionError if that never comes."""
         for engine in (self.p, self.d):
             eventually(lambda engine=engine: free(engine), f"blocks of {engine.name} to come back")
             assert engine.stats().mismatches == ()

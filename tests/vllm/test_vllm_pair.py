@@ -42,9 +42,9 @@ def test_both_at_once_give_the_reference_and_most_has_moved_before_the_prompt_is
     tokens = prompt(400, seed=3)
     pair.p.set_clock(SLOW)
     on_p, on_d = pair.at_once(tokens)
-    on_p.result(DEADLINE)
+    transfer_id = on_p.result(DEADLINE).kv_transfer_params["transfer_id"]
     assert right(on_d.result(DEADLINE), tokens)
-    [transfer] = [t for t in pair.d_node.transfers() if t.label.startswith(on_d.request_id)]
+    [transfer] = pair.d_node.transfers(bytes.fromhex(transfer_id))
     assert transfer.counts.chunks_before_seal > 0
 
 

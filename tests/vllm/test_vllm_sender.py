@@ -71,17 +71,17 @@ def test_a_handoff_opens_before_its_request_runs(p):
     assert p.desk.take() == [("handoff", KEY, [], None)]
 
 
-def test_each_chunk_names_its_blocks_and_the_last_one_seals_before_the_last_position(p):
+def test_each_chunk_names_its_blocks_and_the_last_one_seals_the_whole_prompt(p):
     p.add()
     p.desk.take()
     assert p.step(r=40) == [Progress(KEY, 0, 40)]
     assert p.step(r=40) == [Progress(KEY, 0, 80)]
-    assert p.step(r=20) == [Progress(KEY, 0, 99)]
+    assert p.step(r=20) == [Progress(KEY, 0, 100)]
     ids = p.blocks.ids("r")[0]
     assert p.desk.take() == [
         ("handoff", KEY, [(0, 0, ids[:3])], None),
         ("handoff", KEY, [(0, 48, ids[3:5])], None),
-        ("handoff", KEY, [(0, 80, ids[5:7])], 99),
+        ("handoff", KEY, [(0, 80, ids[5:7])], 100),
     ]
 
 
@@ -102,19 +102,19 @@ def test_a_step_without_the_request_moves_nothing(p):
 
 def test_a_prefix_hit_is_final_before_the_step(p):
     p.add().num_computed_tokens = 48
-    assert p.step(r=52) == [Progress(KEY, 48, 99)]
+    assert p.step(r=52) == [Progress(KEY, 48, 100)]
 
 
 def test_a_hit_on_blocks_that_this_very_step_writes_is_not(p):
     p.add().num_computed_tokens = 48
     p.blocks.grow("r", 48)
     p.blocks.tables["writer"] = p.blocks.tables["r"][:3]  # it computes what r has hit from position 16 on
-    assert p.step(writings=[Writing("writer", 16, 48)], r=52) == [Progress(KEY, 16, 99)]
+    assert p.step(writings=[Writing("writer", 16, 48)], r=52) == [Progress(KEY, 16, 100)]
 
 
 def test_a_hit_is_not_final_before_the_step_where_a_former_step_may_still_run(p):
     p.add().num_computed_tokens = 48
-    assert p.step(synchronous=False, r=52) == [Progress(KEY, 0, 99)]
+    assert p.step(synchronous=False, r=52) == [Progress(KEY, 0, 100)]
 
 
 def test_finished_prefill_answers_and_its_blocks_outlive_the_request(p):
@@ -160,9 +160,9 @@ def test_a_preempted_attempt_keeps_its_blocks_while_the_next_starts_from_the_beg
     p.desk.take()
     p.step(preempted=["r"])
     assert p.desk.take() == [("handoff", AGAIN, [], None)]
-    assert p.step(r=100) == [Progress(AGAIN, 0, 99)]
+    assert p.step(r=100) == [Progress(AGAIN, 0, 100)]
     new = p.blocks.ids("r")[0]
-    assert p.desk.take() == [("handoff", AGAIN, [(0, 0, new)], 99)]
+    assert p.desk.take() == [("handoff", AGAIN, [(0, 0, new)], 100)]
     assert not old & set(new)
     p.sender.on_ended(kit.not_delivered(KEY))
     assert p.finish() == kit.send()

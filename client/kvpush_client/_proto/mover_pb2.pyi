@@ -54,7 +54,9 @@ global___Attention = Attention
 
 @typing.final
 class MoverCommand(google.protobuf.message.Message):
-    """MoverCommand is one datagram to a mover. MapPool has a descriptor attached."""
+    """MoverCommand is one message to a mover: its length (4 bytes, big-endian) and its bytes, over a stream, since
+    block lists outgrow datagrams. MapPool has a descriptor attached to its first byte.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -73,7 +75,7 @@ class MoverCommand(google.protobuf.message.Message):
 
     @property
     def unmap_pool(self) -> global___UnmapPool:
-        """Deregister and unmap it. Only once no inlet registers it and no write reads it."""
+        """Deregister and unmap it, as soon as nothing holds it."""
 
     @property
     def open_inlet(self) -> global___OpenInlet:
@@ -124,7 +126,7 @@ global___MoverCommand = MoverCommand
 
 @typing.final
 class MoverReport(google.protobuf.message.Message):
-    """MoverReport is one datagram from a mover."""
+    """MoverReport is one message from a mover, framed alike."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -213,7 +215,9 @@ global___MapPool = MapPool
 
 @typing.final
 class UnmapPool(google.protobuf.message.Message):
-    """UnmapPool names a pool."""
+    """UnmapPool names a pool. It is unmapped, and reported so, once no inlet registers it and no write holds it;
+    until then nothing new may use it. One that is not mapped is reported at once.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -337,7 +341,7 @@ global___OutletPool = OutletPool
 
 @typing.final
 class CloseOutlet(google.protobuf.message.Message):
-    """CloseOutlet names an outlet."""
+    """CloseOutlet names an outlet. It is forgotten with its last write, and not answered."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -356,7 +360,7 @@ global___CloseOutlet = CloseOutlet
 @typing.final
 class PostWrite(google.protobuf.message.Message):
     """PostWrite carries a window of positions and layers from a local pool to one behind an outlet, or to
-    another local pool.
+    another local pool. Said again while it is in flight, it is ignored.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -592,7 +596,9 @@ global___OutletOpened = OutletOpened
 
 @typing.final
 class WriteEnded(google.protobuf.message.Message):
-    """WriteEnded is said exactly once per PostWrite."""
+    """WriteEnded is said exactly once per write. With a fault, nothing reads the source any more; bytes that were
+    on their way to an outlet may still land until the inlet behind it is closed.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

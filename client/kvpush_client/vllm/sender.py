@@ -3,8 +3,9 @@
 
 A handoff is opened when the request arrives, so that D's half is matched, and its lease renewed, while the
 request still queues here. Each step appends the blocks that it computes in, and the step that reaches the
-prompt's end seals. The seal is prompt - 1, which is where D's reservations end: D computes the last position
-itself, to get the first token. (P's last block holds that position too; D overwrites it.)
+prompt's end seals. The seal is the whole prompt. D reserves only up to its own prompt's last position, which it
+computes itself to get the first token: one less than the seal, or as much, where a router has added P's first
+token to D's prompt.
 """
 
 from __future__ import annotations
@@ -124,9 +125,9 @@ class Sender:
 
     def add(self, request: Any, send: Send) -> None:
         """A request of P's leg is new: its handoff is opened, with no blocks yet."""
-        request_id, seal = request.request_id, request.num_prompt_tokens - 1
-        if seal < 1:
-            return
+        request_id, seal = request.request_id, int(request.num_prompt_tokens)
+        if seal < 2:
+            return  # the only position is the one that D computes itself
         if send.transfer_id in self._transfers:
             self._log.warning(
                 "request %s: transfer %s is another request's; nothing is handed off",
