@@ -21,10 +21,9 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 from prometheus_client import CollectorRegistry
 
 from kvpush_client.events import Fault
-from kvpushd.config import Settings
 from kvpushd.core.engines import Limits
 from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import SECOND, CloseInlet, DrainBegan, MoverDied
+from kvpushd.core.messages import SECOND, DrainBegan, MoverDied
 from kvpushd.errors import ConfigError, KvpushError
 from kvpushd.http import HttpPort
 from kvpushd.logs import Sparing
@@ -43,8 +42,10 @@ from kvpushd.rpc import sockets, tls
 from kvpushd.rpc.admin import AdminService, serve_admin
 from kvpushd.rpc.engine import EngineService, serve_engines
 from kvpushd.rpc.fds import FdService
-from kvpushd.rpc.links import Links, Terms
+from kvpushd.rpc.links import Links
 from kvpushd.rpc.peer import PeerService, serve_peers
+from kvpushd.rpc.terms import Terms
+from kvpushd.settings import Settings
 from kvpushd.tracing import open_traces
 
 SOFTWARE = f"kvpushd {version('kvpushd')}"
@@ -95,7 +96,7 @@ class Daemon:
             self._history = History(hub, self._metrics, traces, settings.limits.history)
 
             self._movers = movers = Movers(
-                hub, self._mover_settings, (held, lock), self._mover_died, self._mover_replaced
+                hub, self._mover_settings, (held, lock), self._mover_died, lambda: self._engines.map_again()
             )
             await movers.start()
             stack.push_async_callback(movers.stop)
@@ -108,9 +109,10 @@ class Daemon:
                 first_token=self._history.first_token,
                 metrics=self._metrics,
             )
-            self._receiving = ReceivingRoom(hub, movers, engines, self._agent("in"), self._link_down)
+            self._receiving = ReceivingRoom(
+                hub, movers, engines, self._agent("in"), self._link_down, self._metrics.inlet_destroyed
+            )
             self._sending = SendingRoom(hub, movers, engines, self._peer_refused, self._link_down)
-            hub.on(CloseInlet, lambda _: self._metrics.inlet_destroyed())
             hub.afterwards(lambda: movers.attend(self._ledger.attention))
             self._view = self._make_view()
             self._sparing = Sparing(self._log)
@@ -278,12 +280,10 @@ class Daemon:
 
     def _mover_died(self, fault: Fault) -> None:
         self._metrics.mover_restarted()
+        self._engines.forget_mappings()
         self._receiving.forget_inlets()
         self._sending.drop_links(fault.detail)
         self._hub.feed(MoverDied(frozenset(entry.incarnation for entry in self._engines)))
-
-    async def _mover_replaced(self) -> None:
-        await self._engines.map_again()
 
     def _peer_refused(self, address: str, fault: Fault) -> None:
         self._metrics.rejected("peer", fault.reason)
@@ -321,8 +321,8 @@ class Daemon:
         problems = []
         if self._draining:
             problems.append("it drains")
-        if self._movers.handle is None:
-            problems.append("the mover died and is being replaced")
+        if self._movers.problem is not None:
+            problems.append(self._movers.problem)
         return problems
 
 

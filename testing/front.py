@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from kvpush_client.engine_wire import DaemonEvent, PoolReady
+from kvpush_client.event_wire import DaemonEvent, PoolReady
 from kvpush_client.events import Event, Fault, HandoffEnded, Reason, ReservationEnded, Side, TransferKey
 from kvpush_client.items import Cancel, DescribePool, Identity, Item, Reserve, Role, Sender, Welcome
 from kvpush_client.layout import Blocks, Group, Layer, Layout, Plane
@@ -35,7 +35,7 @@ from kvpushd.rpc.fds import FdService
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
 
-DEADLINE = 20.0
+DEADLINE = 60.0
 ROOT = Path(__file__).resolve().parents[1]
 SENDERS = (Sender("prefill", "node-p", 4711),)
 BLOCKS = (Blocks(0, 0, (3, 1, 4)),)

@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,12 @@ from typing import Any
 import grpc
 
 from kvpush_client._proto import admin_pb2, admin_pb2_grpc
+from testing import netns
 
-DEADLINE = 20.0
+DEADLINE = 30.0
 """Seconds within which what a test waits for must happen."""
+START = 60.0
+"""Seconds within which a daemon must be ready, on however busy a machine."""
 
 
 def free_port() -> int:
@@ -32,13 +38,24 @@ def free_port() -> int:
 class Node:
     """One node: `start` it, look at it through its admin socket, `signal` it, and `close` it."""
 
-    def __init__(self, name: str, folder: Path, env: Mapping[str, str] | None = None, **settings: Any) -> None:
-        """`settings` are kvpushd's, dotted names with "__" for the dot. Links are insecure unless they say."""
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        env: Mapping[str, str] | None = None,
+        namespace: str | None = None,
+        **settings: Any,
+    ) -> None:
+        """`settings` are kvpushd's, dotted names with "__" for the dot. Links are insecure by default.
+
+        It runs in the network namespace `namespace`, if that is given.
+        """
         self.name = name
         self.runtime_dir = folder / name
         self.port = free_port()
         self.log = folder / f"{name}.log"
         self._env = dict(env or {})
+        self._namespace = namespace
         self._settings: dict[str, Any] = {
             "node": name,
             "runtime_dir": self.runtime_dir,
@@ -46,21 +63,24 @@ class Node:
             "peer_port": self.port,
             "http_port": 0,
             "insecure_peers": "tls__ca" not in settings,
+            "log__format": "json",
             **settings,
         }
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> Node:
-        """Starts the daemon and returns once it is ready. Raises RuntimeError with its log where it ends."""
+    def launch(self) -> Node:
+        """Starts the daemon, and returns at once: several can start at a time. See `wait_ready`."""
         flags = [f"--{k.replace('__', '-').replace('_', '-')}={_text(v)}" for k, v in self._settings.items()]
+        command = [*netns.prefix(self._namespace), sys.executable, "-m", "kvpushd", *flags]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "kvpushd", *flags], stdout=log, stderr=log, env={**os.environ, **self._env}
-            )
-        deadline = time.monotonic() + DEADLINE
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                break
+            env = {**os.environ, **self._env}
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        return self
+
+    def wait_ready(self) -> Node:
+        """Returns once it is ready. Raises RuntimeError with its log where it ends before that."""
+        deadline = time.monotonic() + START
+        while time.monotonic() < deadline and self.running:
             try:
                 self.status()
             except grpc.RpcError:
@@ -68,6 +88,10 @@ class Node:
             else:
                 return self
         raise RuntimeError(f"{self.name} is not ready:\n{self.log.read_text()[-3000:]}")
+
+    def start(self) -> Node:
+        """Starts the daemon and returns once it is ready."""
+        return self.launch().wait_ready()
 
     def __enter__(self) -> Node:
         return self.start() if self._process is None else self
@@ -80,6 +104,11 @@ class Node:
         """The daemon's process id."""
         assert self._process is not None
         return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether its process lives."""
+        return self._process is not None and self._process.poll() is None
 
     def admin(self, method: str, request: Any) -> Any:
         """Calls one method of the admin service."""
@@ -96,10 +125,33 @@ class Node:
         request = admin_pb2.ListTransfersRequest(transfer_id=transfer_id.hex())
         return list(self.admin("ListTransfers", request).transfers)
 
+    def engines(self) -> list[admin_pb2.Engine]:
+        """Engines of the node."""
+        return list(self.admin("ListEngines", admin_pb2.ListEnginesRequest()).engines)
+
     @property
     def mover_pid(self) -> int:
         """The mover's process id."""
         return self.status().movers[0].pid
+
+    def http(self, path: str) -> tuple[int, str]:
+        """Status and text of a GET at its HTTP port, which the log names."""
+        port = re.findall(r'"http": ?"[^"]*:(\d+)"', self.log.read_text())[-1]
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that carry these labels."""
+        total = 0.0
+        for line in self.http("/metrics")[1].splitlines():
+            series, _, value = line.rpartition(" ")
+            if series.partition("{")[0] == name and all(f'{k}="{v}"' in series for k, v in labels.items()):
+                total += float(value)
+        return total
 
     def signal(self, number: signal.Signals) -> None:
         """Sends the daemon a signal."""
@@ -112,13 +164,18 @@ class Node:
         self._process.wait()
         self._process = None
 
+    def wait(self, timeout: float = DEADLINE) -> int:
+        """Waits for its end; returns the exit status."""
+        assert self._process is not None
+        status = self._process.wait(timeout)
+        self._process = None
+        return status
+
     def stop(self, timeout: float = DEADLINE) -> int:
         """SIGTERM; returns the exit status."""
         assert self._process is not None
         self._process.terminate()
-        status = self._process.wait(timeout)
-        self._process = None
-        return status
+        return self.wait(timeout)
 
     def close(self) -> None:
         """Ends it whatever it does."""

@@ -10,17 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kvpushd import __main__
+from kvpushd import __main__, defaults
 from kvpushd.config import (
     ConfigErrors,
-    Settings,
-    default_advertised_host,
-    default_runtime_dir,
     describe,
     load,
-    options,
     read,
 )
+from kvpushd.settings import Settings, options
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -202,19 +199,19 @@ def test_faults_are_let_in_by_those_who_mean_it() -> None:
     ],
 )
 def test_the_runtime_directory_is_the_one_that_systemd_gives(env: dict[str, str], expected: str) -> None:
-    assert str(default_runtime_dir(env)) == expected
+    assert str(defaults.runtime_dir(env)) == expected
 
 
 def test_the_runtime_directory_is_the_systems_the_users_or_below_tmp() -> None:
     writable = os.access("/run/kvpushd" if Path("/run/kvpushd").exists() else "/run", os.W_OK)
-    users = default_runtime_dir({"XDG_RUNTIME_DIR": "/run/user/7"})
+    users = defaults.runtime_dir({"XDG_RUNTIME_DIR": "/run/user/7"})
     assert str(users) == ("/run/kvpushd" if writable else "/run/user/7/kvpushd")
-    assert str(default_runtime_dir({})) == ("/run/kvpushd" if writable else f"/tmp/kvpushd-{os.getuid()}")
+    assert str(defaults.runtime_dir({})) == ("/run/kvpushd" if writable else f"/tmp/kvpushd-{os.getuid()}")
 
 
 def test_the_advertised_host_is_where_the_port_is_or_an_address_that_is_no_wildcard() -> None:
-    assert default_advertised_host("10.1.2.3") == "10.1.2.3"
-    assert default_advertised_host("0.0.0.0") not in ("", "0.0.0.0", "::")
+    assert defaults.advertised_host("10.1.2.3") == "10.1.2.3"
+    assert defaults.advertised_host("0.0.0.0") not in ("", "0.0.0.0", "::")
 
 
 def test_check_config_prints_what_is_in_force_and_where_it_came_from(

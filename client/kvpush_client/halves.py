@@ -164,16 +164,11 @@ class Halves:
         """The engine has it. After a half's last event its key is free."""
         match event:
             case ReservationEnded(key=key, released=True) | ReservationReleased(key=key):
-                self._forget(key, Side.RECEIVER)
+                self._halves.pop((key, Side.RECEIVER), None)  # a worker hears of halves that it never opened
             case HandoffEnded(key=key):
-                self._forget(key, Side.SENDER)
+                self._halves.pop((key, Side.SENDER), None)
             case _:
                 pass
-
-    def _forget(self, key: TransferKey, side: Side) -> None:
-        half = self._halves.get((key, side))
-        if half is not None and half.state is _State.OVER:
-            del self._halves[key, side]
 
     def _live(self, key: TransferKey, side: Side, state: _State) -> _Half | None:
         half = self._halves.get((key, side))

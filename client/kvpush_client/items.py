@@ -129,3 +129,14 @@ class FirstToken:
 
 
 Item = DescribePool | Reserve | Handoff | Advance | Cancel | Decline | FirstToken
+
+
+def half_of(item: Item) -> tuple[TransferKey, Side] | None:
+    """The half that an item opens or appends to; None for all other items."""
+    match item:
+        case Reserve():
+            return item.key, Side.RECEIVER
+        case Handoff():
+            return item.key, Side.SENDER
+        case _:
+            return None

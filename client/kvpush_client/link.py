@@ -9,10 +9,10 @@ from pathlib import Path
 
 import grpc
 
-from kvpush_client import engine_wire
+from kvpush_client import event_wire, hello_wire, item_wire
 from kvpush_client._proto import engine_pb2, engine_pb2_grpc
-from kvpush_client.engine_wire import DaemonEvent
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
+from kvpush_client.event_wire import DaemonEvent
 from kvpush_client.events import Reason
 from kvpush_client.items import Handoff, Identity, Item, Reserve
 from kvpush_client.wire import Malformed
@@ -95,12 +95,12 @@ class Link:
         self._cancel: Callable[[], object] = call.cancel
 
     def _requests(self) -> Iterator[engine_pb2.SessionRequest]:
-        yield engine_pb2.SessionRequest(hello=engine_wire.hello_to_wire(self._identity))
+        yield engine_pb2.SessionRequest(hello=hello_wire.hello_to_wire(self._identity))
         while batch := self._outbox.take():
             items = []
             for item in batch:
                 try:
-                    items.append(engine_wire.item_to_wire(item))
+                    items.append(item_wire.item_to_wire(item))
                 except Malformed as error:
                     self._unsayable(item, error)
             yield engine_pb2.SessionRequest(items=items)
@@ -126,7 +126,7 @@ class Link:
         try:
             for response in self._responses:
                 for message in response.events:
-                    event = engine_wire.event_from_wire(message)
+                    event = event_wire.event_from_wire(message)
                     if event is not None:
                         yield event
         except grpc.RpcError as error:

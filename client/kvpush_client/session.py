@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from kvpush_client import engine_wire, fdsock
+from kvpush_client import fdsock
 from kvpush_client._proto import engine_pb2
-from kvpush_client.engine_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
+from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.events import (
     Connected,
     Disconnected,
@@ -40,6 +40,7 @@ from kvpush_client.items import (
     Reserve,
     Role,
     Sender,
+    half_of,
 )
 from kvpush_client.layout import Blocks, Layout
 from kvpush_client.link import Link
@@ -382,7 +383,7 @@ class Session:
 
     def _unsayable(self, item: Item, error: Malformed) -> None:
         fault = Fault(Reason.INVALID, str(error))
-        half = engine_wire.half_of(item)
+        half = half_of(item)
         if half is None:
             _log.error("an item can't be sent: %s", error)
         else:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared values to and from `kvpush.v1` messages (types.proto).
+"""The values that messages share, to and from `kvpush.v1` messages (types.proto, and sides).
 
 Reading checks only what a message can be wrong in by itself, and raises Malformed; whether a layout's
 addresses lie in its pool is for whoever computes addresses.
@@ -7,11 +7,13 @@ addresses lie in its pool is for whoever computes addresses.
 
 from __future__ import annotations
 
-from kvpush_client._proto import types_pb2
-from kvpush_client.events import Counts, Fault, Reason, TransferKey
+from kvpush_client._proto import engine_pb2, types_pb2
+from kvpush_client.events import Counts, Fault, Reason, Side, TransferKey
 from kvpush_client.layout import Blocks, Group, GroupKind, Layer, Layout, Plane
 
 TRANSFER_ID_BYTES = 16
+MAX_TEXT = 512
+"""Characters of an id, a host or a label."""
 
 _KINDS = {
     GroupKind.FULL: types_pb2.GROUP_KIND_FULL,
@@ -19,6 +21,8 @@ _KINDS = {
     GroupKind.STATE: types_pb2.GROUP_KIND_STATE,
 }
 _KINDS_BACK = {number: kind for kind, number in _KINDS.items()}
+_SIDES = {Side.SENDER: engine_pb2.SIDE_SENDER, Side.RECEIVER: engine_pb2.SIDE_RECEIVER}
+_SIDES_BACK = {number: side for side, number in _SIDES.items()}
 
 
 class Malformed(ValueError):
@@ -144,3 +148,42 @@ def _layer_from_wire(layer: types_pb2.Layer) -> Layer:
         ),
         opaque=layer.opaque,
     )
+
+
+def side_to_wire(side: Side) -> engine_pb2.Side.ValueType:
+    """A side as a number."""
+    return _SIDES[side]
+
+
+def side_from_wire(side: engine_pb2.Side.ValueType) -> Side:
+    """Raises Malformed where the side is not said, or unknown."""
+    try:
+        return _SIDES_BACK[side]
+    except KeyError:
+        raise Malformed(f"side is {side}, not one of {sorted(_SIDES_BACK)}") from None
+
+
+def lease_to_wire(lease: float | None) -> int:
+    """Seconds to milliseconds, at least 1: 0 stands for None, the daemon's own lease."""
+    return 0 if lease is None else max(1, round(lease * 1000))
+
+
+def lease_from_wire(lease_ms: int) -> float | None:
+    """Milliseconds to seconds; 0 is None, the daemon's own lease."""
+    return lease_ms / 1000 if lease_ms else None
+
+
+def within(name: str, value: int, low: int, high: int) -> int:
+    """The value. Raises Malformed unless it is from `low` to `high`, both included."""
+    if not low <= value <= high:
+        raise Malformed(f"{name} is {value}, not from {low} to {high}")
+    return value
+
+
+def text(name: str, value: str, *, empty: bool = True) -> str:
+    """The value. Raises Malformed where it is longer than MAX_TEXT, or empty and may not be."""
+    if len(value) > MAX_TEXT:
+        raise Malformed(f"{name} has {len(value)} characters; at most {MAX_TEXT} are allowed")
+    if not value and not empty:
+        raise Malformed(f"{name} is empty")
+    return value

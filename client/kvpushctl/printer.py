@@ -10,8 +10,12 @@ from enum import StrEnum
 from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
 from rich.table import Table
+
+WIDEST = 10_000
+"""Columns of a line where there is no terminal to say."""
 
 Record = Mapping[str, Any]
 """Facts under their JSON names; a name ends in its unit (`_bytes`, `_ms`, `_unix_ns`) where it has one."""
@@ -56,7 +60,7 @@ class Printer:
         if self.output is Output.JSON:
             self.document({name: [dict(record) for record in records]})
         elif records:
-            self._out.print(self.table(records, columns))
+            self.print(self.table(records, columns))
         else:
             self.note(none)
 
@@ -68,16 +72,18 @@ class Printer:
         table = Table.grid(padding=(0, 2))
         for title, text in lines:
             table.add_row(title, text)
-        self._out.print(table)
+        self.print(table)
 
     def document(self, record: Record) -> None:
         """One JSON document, keys in the order that they have."""
         # Not through rich: a console may wrap, and JSON must not.
         self._out.file.write(json.dumps(record, indent=2) + "\n")
 
-    def print(self, what: Any) -> None:
-        """Data that has no record of its own, where the output is a table."""
-        self._out.print(what)
+    def print(self, what: RenderableType) -> None:
+        """Data where the output is a table, as wide as it is: a narrow terminal wraps, but nothing is cut."""
+        needed = Measurement.get(self._out, self._out.options.update(max_width=WIDEST), what).maximum
+        self._out.width = max(self._out.width, needed)
+        self._out.print(what, crop=False, no_wrap=True, overflow="ignore")
 
     def note(self, text: str) -> None:
         """A line for people, never part of the data."""
@@ -101,4 +107,4 @@ class Printer:
 
 def _console(stream: IO[str]) -> Console:
     # A pipe has no width: lines there are as long as they are, so that grep and awk see whole ones.
-    return Console(file=stream, highlight=False, markup=False, width=None if stream.isatty() else 400)
+    return Console(file=stream, highlight=False, markup=False, width=None if stream.isatty() else WIDEST)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvpushd.core.layout import Layout
-from kvpushd.core.messages import LOCAL, Incarnation, LinkId, ReceiverView
+from kvpushd.core.words import LOCAL, Incarnation, LinkId, ReceiverView
 
 
 @dataclass(slots=True)
 class Engine:
-    """One incarnation of one engine. `pools` fills as its ranks' pools are mapped."""
+    """One incarnation of one engine. `pools` fills as its ranks' pools are mapped for the first time."""
 
     incarnation: Incarnation
     engine_id: str
@@ -20,12 +20,19 @@ class Engine:
     world_size: int
     local_ranks: int
     pools: dict[int, Layout] = field(default_factory=dict)
+    mapped: set[int] = field(default_factory=set)
+    """The ranks whose pools are mapped now: none of them, after a mover's death, until they are again."""
     left: bool = False
 
     @property
+    def known(self) -> bool:
+        """How all local ranks' pools are cut is known, and its sessions live."""
+        return not self.left and len(self.pools) >= max(1, self.local_ranks)
+
+    @property
     def ready(self) -> bool:
-        """All local ranks' pools are mapped, and its sessions live."""
-        return not self.left and len(self.pools) == self.local_ranks
+        """Moreover, all of them are mapped."""
+        return self.known and len(self.mapped) == len(self.pools)
 
     @property
     def blocks(self) -> int:

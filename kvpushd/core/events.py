@@ -127,7 +127,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class InletClosed:
-    """The answer to CloseInlet: nothing that came from this link into this engine's pools can land any more."""
+    """Answers CloseInlet: nothing that came from this link into this engine's pools can land any more."""
 
     link: LinkId
     incarnation: Incarnation

@@ -13,11 +13,7 @@ from kvpushd.core.engines import is_local
 from kvpushd.core.instructions import Account
 from kvpushd.core.lane import Frontier
 from kvpushd.core.layout import Blocks, Group, Layout
-from kvpushd.core.words import Incarnation, Instant, LinkId, Times
-
-HalfKey = tuple[Incarnation, TransferKey]
-Transfer = tuple[Incarnation, bytes]
-"""All attempts of a transfer, of one engine."""
+from kvpushd.core.words import HalfKey, Incarnation, Instant, LinkId, TargetKey, Times, Transfer
 
 
 @dataclass(slots=True)
@@ -33,11 +29,13 @@ class Handoff:
     frontiers: dict[int, Frontier]
     blocks: dict[int, Blocks] = field(default_factory=dict)
     seal: int | None = None
+    advanced_at: Instant = 0
+    """When a frontier moved last, by the worker's word."""
     sealed_at: Instant = 0
     """When the last byte became final: with the frontier at the seal, in every rank."""
     deadline: Instant | None = None
     """Runs from the seal for as long as not all of its receiver's ranks are there."""
-    targets: set[tuple[LinkId, Incarnation, TransferKey]] = field(default_factory=set)
+    targets: list[TargetKey] = field(default_factory=list)
     receivers: set[tuple[str, LinkId]] = field(default_factory=set)
     """Who has matched it, for people."""
     times: Times = field(default_factory=Times)

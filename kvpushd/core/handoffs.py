@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kvpush_client.events import TransferKey
-from kvpushd.core.handoff import HalfKey, Handoff, Transfer
+from kvpushd.core.handoff import Handoff
 from kvpushd.core.ranked import Ranked
-from kvpushd.core.words import Incarnation, Instant
+from kvpushd.core.words import HalfKey, Incarnation, Instant, Transfer
 
 
 class Handoffs:

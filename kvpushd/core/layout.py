@@ -61,7 +61,12 @@ BlockLists = Sequence[Blocks]
 
 def unit_bytes(layout: Layout, layer: Layer, plane: Plane) -> int:
     """What moves as one piece: bytes of a cell, or of a whole (block, head) where the layer is opaque."""
-    return plane.cell_bytes * layout.groups[layer.group].block_size if layer.opaque else plane.cell_bytes
+    return plane.cell_bytes * block_size(layout, layer) if layer.opaque else plane.cell_bytes
+
+
+def block_size(layout: Layout, layer: Layer) -> int:
+    """Positions that one block of a layer holds."""
+    return layout.groups[layer.group].block_size
 
 
 def check(layout: Layout) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from kvpush_client.events import Fault, Reason, Side
 from kvpushd.core.attention import Attention
 from kvpushd.core.engines import Engine, Engines, Limits, is_local
-from kvpushd.core.messages import (
+from kvpushd.core.events import (
     Advanced,
     Announced,
     Cancelled,
@@ -23,11 +23,7 @@ from kvpushd.core.messages import (
     EngineLeft,
     Event,
     HandedOff,
-    Incarnation,
     InletClosed,
-    Instant,
-    Instruction,
-    LetGo,
     LinkLost,
     MoverDied,
     PeerEnded,
@@ -35,26 +31,32 @@ from kvpushd.core.messages import (
     PeerLanded,
     PeerMatched,
     PeerMoving,
-    Phase,
     PoolMapped,
-    Reach,
     Reached,
     ReceiverGone,
     ReceiverLost,
     Reserved,
+    Tick,
+    Withdrawn,
+    WriteEnded,
+)
+from kvpushd.core.handoff import Handoff
+from kvpushd.core.instructions import (
+    Instruction,
+    LetGo,
+    Reach,
     SayAnnounce,
     SayPeer,
     SayReached,
     SayReceiverGone,
     SayWithdraw,
-    Tick,
-    Withdrawn,
-    WriteEnded,
 )
+from kvpushd.core.outbox import Outbox
 from kvpushd.core.receiver import Receiver
 from kvpushd.core.reservation import Reservation
 from kvpushd.core.sender import Sender
-from kvpushd.core.target import Handoff, Target
+from kvpushd.core.target import Target
+from kvpushd.core.words import Incarnation, Instant, Phase
 
 
 class Ledger:
@@ -63,8 +65,9 @@ class Ledger:
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.engines = Engines()
-        self._receiver = Receiver(self.engines, self.limits)
-        self._sender = Sender(self.engines, self.limits)
+        self._out = Outbox()
+        self._receiver = Receiver(self.engines, self.limits, self._out)
+        self._sender = Sender(self.engines, self.limits, self._out)
 
     def handle(self, event: Event, now: Instant) -> list[Instruction]:
         """Takes one event in. The instructions are to be carried out in their order."""
@@ -73,7 +76,7 @@ class Ledger:
         while todo:
             self._apply(todo.popleft(), now)
             self._sender.pump(now)
-            for instruction in self._receiver.take() + self._sender.take():
+            for instruction in self._out.take():
                 answer = self._at_home(instruction)
                 if answer is None:
                     out.append(instruction)
@@ -126,38 +129,44 @@ class Ledger:
             case ReceiverLost():
                 sender.receiver_lost(event, now)
             case EngineJoined():
-                self.engines.add(
-                    Engine(
-                        event.incarnation,
-                        event.engine_id,
-                        event.fingerprint,
-                        event.world_size,
-                        event.local_ranks,
-                    )
-                )
+                self._engine_joined(event)
             case PoolMapped():
                 self._pool_mapped(event, now)
             case EngineLeft():
                 self._engine_left(event, now)
             case MoverDied():
-                for incarnation in event.incarnations:
-                    engine = self.engines.get(incarnation)
-                    if engine is not None:
-                        engine.pools.clear()
-                receiver.mover_died(event.incarnations, now)
+                self._mover_died(event, now)
             case DrainBegan():
                 receiver.draining = sender.draining = True
             case Tick():
                 receiver.tick(now)
                 sender.tick(now)
 
+    def _engine_joined(self, event: EngineJoined) -> None:
+        if self.engines.get(event.incarnation) is None:
+            engine = Engine(
+                event.incarnation, event.engine_id, event.fingerprint, event.world_size, event.local_ranks
+            )
+            self.engines.add(engine)
+
     def _pool_mapped(self, event: PoolMapped, now: Instant) -> None:
         engine = self.engines.get(event.incarnation)
         if engine is None or engine.left:
             return
-        engine.pools[event.rank] = event.layout
+        # How a pool is cut does not change in the life of an incarnation: handoffs have been planned by it.
+        engine.pools.setdefault(event.rank, event.layout)
+        engine.mapped.add(event.rank)
         if engine.ready:
             self._receiver.engine_ready(engine, now)
+            self._sender.engine_ready(engine)
+
+    def _mover_died(self, event: MoverDied, now: Instant) -> None:
+        engines = [e for e in map(self.engines.get, sorted(event.incarnations)) if e is not None]
+        for engine in engines:
+            engine.mapped.clear()
+            self._sender.mover_died(engine.incarnation)
+        for engine in engines:
+            self._receiver.mover_died(engine.incarnation, now)
 
     def _engine_left(self, event: EngineLeft, now: Instant) -> None:
         engine = self.engines.get(event.incarnation)
@@ -221,7 +230,7 @@ class Ledger:
     @property
     def idle(self) -> bool:
         """Nothing is held: a drain is over."""
-        return not self._receiver.halves() and not self._sender.halves() and not self.writes
+        return self._receiver.idle and self._sender.idle
 
     @property
     def attention(self) -> Attention:

@@ -1,77 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a sending and a receiving engine fit, and the lanes between their ranks."""
+"""Whether a sending and a receiving engine fit, and what of theirs goes where."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.engines import Engine
 from kvpushd.core.fingerprint import compare
-from kvpushd.core.lane import Lane
-from kvpushd.core.layout import GroupKind, Layout
-from kvpushd.core.messages import ReceiverView
-from kvpushd.core.plan import bytes_per_position, covers, granularity, mappable, sends, shared_layers
-from kvpushd.core.target import Handoff, Target
+from kvpushd.core.handoff import Handoff
+from kvpushd.core.lane import Lane, Pair
+from kvpushd.core.layout import GroupKind
+from kvpushd.core.overlap import bytes_per_position, covers, granularity, mappable, sends, shared_layers
+from kvpushd.core.target import Target
+from kvpushd.core.words import ReceiverView
 from kvpushd.errors import LayoutMismatch
 
 
-def verify(engine: Engine, receiver: ReceiverView) -> None:
-    """Returns if KV of `engine` means the same to `receiver` and can be mapped into its pools.
+def pair_up(engine: Engine, receiver: ReceiverView) -> tuple[Pair, ...]:
+    """The pairs of ranks that have bytes to move from `engine` to `receiver`, whose KV must mean the same.
 
     Raises FingerprintMismatch or LayoutMismatch, naming the field and both values.
     """
     compare(engine.fingerprint, receiver.fingerprint)
-    for target in receiver.pools.values():
-        for source in engine.pools.values():
+    pairs = []
+    for target_rank, target in receiver.pools.items():
+        for source_rank, source in engine.pools.items():
             mappable(source, target)
+            if not sends(source, target):
+                continue
+            layers = shared_layers(source, target)
+            pair = Pair(
+                source_rank=source_rank,
+                target_rank=target_rank,
+                layers=layers,
+                groups=frozenset(source.layers[layer].group for layer in layers),
+                granularity=granularity(source, target),
+                bytes_per_position=int(bytes_per_position(source, target).sum()),
+            )
+            pairs.append(pair)
         if engine.local_ranks == engine.world_size:
             covers(list(engine.pools.values()), target)
+    return tuple(pairs)
 
 
-def lanes_between(engine: Engine, receiver: ReceiverView, start: int, end: int) -> list[Lane]:
-    """One lane for every pair of ranks that have bytes to move.
+def lanes_between(pairs: Sequence[Pair], start: int, end: int) -> list[Lane]:
+    """One lane for every pair.
 
     Raises LayoutMismatch if `start` lies where a layer can't be cut.
     """
-    lanes = []
-    for source_rank, source in engine.pools.items():
-        for target_rank, target in receiver.pools.items():
-            if not sends(source, target):
-                continue
-            unit = granularity(source, target)
-            if start % unit:
-                raise LayoutMismatch(
-                    f"the reservation starts at position {start}, inside a block of {unit}: the layers are "
-                    "packed so that blocks move whole; reserve from a block's first position"
-                )
-            size = float(bytes_per_position(source, target).sum())
-            layers = shared_layers(source, target)
-            lanes.append(Lane(source_rank, target_rank, layers, unit, size, start, end))
-    return lanes
+    for pair in pairs:
+        if start % pair.granularity:
+            raise LayoutMismatch(
+                f"the reservation starts at position {start}, inside a block of {pair.granularity}: the "
+                "layers are packed so that blocks move whole; reserve from a block's first position"
+            )
+    return [Lane(pair, start, end) for pair in pairs]
 
 
 def coverage_fault(target: Target, handoff: Handoff, engine: Engine) -> Fault | None:
-    """What is wrong if a sealed handoff does not name all that a target needs; None if it does.
+    """What of a target's positions the handoff does not name, or never will; None if nothing is amiss.
 
-    Only groups that hold all positions can be held to that: of a sliding window each side names what it
-    still has.
+    Blocks are only ever appended, so a list that begins too late is known to be wrong at once; that it ends
+    too soon, only at the seal. Of a sliding window each side names what it still has, hence only its end
+    can be held to what is wanted.
     """
-    assert handoff.seal is not None
     said = target.said
-    if said.end > handoff.seal:
+    if handoff.seal is not None and said.end > handoff.seal:
         return Fault(
             Reason.POSITIONS_MISSING,
             f"positions up to {said.end} are wanted, but the transfer comprises {handoff.seal}",
         )
-    for group in _full_groups(next(iter(engine.pools.values()))):
-        blocks = handoff.blocks.get(group)
-        if blocks is None or blocks.start > said.start:
-            first = "none" if blocks is None else str(blocks.start)
-            return Fault(
-                Reason.POSITIONS_MISSING,
-                f"positions from {said.start} are wanted, but group {group} names blocks from {first}",
-            )
+    for pair in (lane.pair for lane in target.lanes):
+        layout = engine.pools[pair.source_rank]
+        for group in sorted(pair.groups):
+            blocks = handoff.blocks.get(group)
+            full = layout.groups[group].kind is GroupKind.FULL
+            if full and blocks is not None and len(blocks.ids) and blocks.start > said.start:
+                return Fault(
+                    Reason.POSITIONS_MISSING,
+                    f"positions from {said.start} are wanted, but group {group} begins at {blocks.start}",
+                )
+            named = handoff.named([group], layout)
+            if handoff.seal is not None and named < said.end:
+                return Fault(
+                    Reason.POSITIONS_MISSING,
+                    f"positions up to {said.end} are wanted, but group {group} ends at {named}",
+                )
     return None
-
-
-def _full_groups(layout: Layout) -> list[int]:
-    return [i for i, group in enumerate(layout.groups) if group.kind is GroupKind.FULL]

@@ -14,13 +14,16 @@ A reservation *ends* (its request may go on) with its last part landed or with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from kvpush_client.events import Counts, Fault, TransferKey
+from kvpush_client.events import Counts, Fault, Side, TransferKey
+from kvpushd.core.attention import Attention
 from kvpushd.core.engines import is_local
+from kvpushd.core.events import Reserved
+from kvpushd.core.instructions import Account
 from kvpushd.core.layout import Blocks
-from kvpushd.core.messages import Incarnation, Instant, LinkId, Phase, Reserved, SenderAddress, Times
+from kvpushd.core.words import HalfKey, Incarnation, Instant, LinkId, Phase, SenderAddress, Times
 
 
 class Part(Enum):
@@ -66,16 +69,21 @@ class Reservation:
     """A receiver half."""
 
     said: Reserved
+    engine_id: str
     deadline: Instant
+    """Until when it may stay unmatched."""
     times: Times
     parts: dict[LinkId, Part]
     fault: Fault | None = None
     told: bool = False
     """The engine knows that it ended."""
-    fence_by: Instant = 0
-    """When the patience with its senders' fences ends."""
     counts: Counts = field(default_factory=Counts)
     sender_times: Times = field(default_factory=Times)
+
+    @property
+    def half(self) -> HalfKey:
+        """What tells it apart from all others."""
+        return self.said.incarnation, self.said.key
 
     @property
     def incarnation(self) -> Incarnation:
@@ -112,6 +120,19 @@ class Reservation:
         return not any(part in UNFENCED for part in self.parts.values())
 
     @property
+    def unfenced(self) -> list[LinkId]:
+        """The links to other nodes over which something may still come."""
+        return [link for link, part in self.parts.items() if part in UNFENCED and not is_local(link)]
+
+    @property
+    def attention(self) -> Attention:
+        """How soon bytes may come in from other nodes."""
+        remote = [part for link, part in self.parts.items() if not is_local(link)]
+        if Part.MOVING in remote or (self.told and self.unfenced):
+            return Attention.FILLING
+        return Attention.EXPECTING if remote else Attention.IDLE
+
+    @property
     def block_count(self) -> int:
         """Blocks that it holds, over all groups."""
         return sum(len(b.ids) for b in self.said.blocks)
@@ -136,6 +157,25 @@ class Reservation:
             (mine.senders, mine.start, mine.end) == (again.senders, again.start, again.end)
             and len(mine.blocks) == len(again.blocks)
             and all(_same(a, b) for a, b in zip(mine.blocks, again.blocks, strict=True))
+        )
+
+    def account(self, now: Instant) -> Account:
+        """What became of it."""
+        said = self.said
+        return Account(
+            side=Side.RECEIVER,
+            incarnation=said.incarnation,
+            engine_id=self.engine_id,
+            key=said.key,
+            other=names_of(said.senders),
+            label=said.label,
+            start=said.start,
+            end=said.end,
+            blocks=self.block_count,
+            times=replace(self.times, ended=now),
+            sender_times=self.sender_times,
+            counts=self.counts,
+            fault=self.fault,
         )
 
 

@@ -80,6 +80,7 @@ class Schedule(Generic[T]):
                 candidate = self._candidates[found[0]]
                 if not line.in_flight or line.in_flight + candidate.size <= self._link_bytes:
                     line.waiting.drop(found[0])
+                    self._tidy(candidate.link)
                     return self._candidates.pop(found[0])
             del self._stirred[link]
         return None

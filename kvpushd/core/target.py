@@ -7,13 +7,19 @@ from dataclasses import dataclass, field, replace
 
 from kvpush_client.events import Counts, Fault
 from kvpushd.core.events import Announced
-from kvpushd.core.handoff import HalfKey, Handoff, Transfer
+from kvpushd.core.handoff import Handoff
 from kvpushd.core.lane import Lane
-from kvpushd.core.words import Incarnation, Instant, LinkId, Phase, ReceiverView, Times
-from kvpush_client.events import TransferKey
-
-TargetKey = tuple[LinkId, Incarnation, TransferKey]
-ReceiverKey = tuple[LinkId, Incarnation]
+from kvpushd.core.words import (
+    HalfKey,
+    Incarnation,
+    Instant,
+    Phase,
+    ReceiverKey,
+    ReceiverView,
+    TargetKey,
+    Times,
+    Transfer,
+)
 
 
 @dataclass(slots=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvpushd.core.handoff import Transfer
-from kvpushd.core.target import ReceiverKey, Target, TargetKey
-from kvpushd.core.words import Incarnation
+from kvpushd.core.target import Target
+from kvpushd.core.words import Incarnation, ReceiverKey, TargetKey, Transfer
 
 
 class Targets:
@@ -23,8 +22,8 @@ class Targets:
         return self._all.get(key)
 
     def these(self, keys: Iterable[TargetKey]) -> list[Target]:
-        """Those of these that are held, in a stable order."""
-        return [target for key in sorted(keys) if (target := self._all.get(key)) is not None]
+        """Those of these that are held."""
+        return [target for key in keys if (target := self._all.get(key)) is not None]
 
     def add(self, target: Target) -> None:
         """Holds one, that waits for a handoff."""

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from kvpush_client.events import Fault
-from kvpushd.core.messages import Instant
+from kvpushd.core.words import Instant
 
 K = TypeVar("K", bound=Hashable)
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from enum import Enum
 
 from kvpushd.core.engines import is_local
-from kvpushd.core.messages import Incarnation, LinkId
+from kvpushd.core.words import Incarnation, LinkId, ReceiverKey
 
 RouteKey = tuple[LinkId, Incarnation, str]
-InletKey = tuple[LinkId, Incarnation]
+InletKey = ReceiverKey
 
 
 class Way(Enum):
@@ -30,6 +30,7 @@ class Ways:
 
     def __init__(self) -> None:
         self._routes: dict[RouteKey, Way] = {}
+        """Those that are not down."""
         self._closing: dict[InletKey, bool] = {}
         """Inlets that exist or are being made; True from the order to close on."""
 
@@ -51,7 +52,10 @@ class Ways:
         """It is open, or could not be; False where nobody asked."""
         if self.get(route) is not Way.REACHING:
             return False
-        self._routes[route] = Way.UP if up else Way.DOWN
+        if up:
+            self._routes[route] = Way.UP
+        else:
+            del self._routes[route]
         return True
 
     def is_closing(self, inlet: InletKey) -> bool:
@@ -60,30 +64,44 @@ class Ways:
 
     def close(self, inlet: InletKey) -> bool:
         """An inlet is to be closed, and its routes are down; False where there is none, or it was said."""
-        for route in self._routes:
-            if route[:2] == inlet:
-                self._routes[route] = Way.DOWN
+        self._down(inlet)
         if self._closing.get(inlet) is not False:
             return False
         self._closing[inlet] = True
         return True
 
     def closed(self, inlet: InletKey) -> bool:
-        """An inlet is no more, whether by order or since its process died; False where there was none."""
-        for route in self._routes:
-            if route[:2] == inlet:
-                self._routes[route] = Way.DOWN
-        return self._closing.pop(inlet, None) is not None
+        """The answer to the order; False where none was given: it then speaks of an inlet before this one."""
+        if not self.is_closing(inlet):
+            return False
+        del self._closing[inlet]
+        return True
+
+    def died(self, incarnation: Incarnation) -> list[InletKey]:
+        """All inlets of an engine are gone with their process. Those that were to be closed stay so until the
+        answer has come, for it could not be told from that to a later order."""
+        mine = self.inlets(incarnation=incarnation)
+        for inlet in mine:
+            self._down(inlet)
+            if not self.is_closing(inlet):
+                del self._closing[inlet]
+        return mine
+
+    def _down(self, inlet: InletKey) -> None:
+        for route in [route for route in self._routes if route[:2] == inlet]:
+            del self._routes[route]
 
     def used_on(self, link: LinkId) -> list[RouteKey]:
         """Routes of a link that are up or being opened."""
-        return [r for r, way in self._routes.items() if r[0] == link and way is not Way.DOWN]
+        return [route for route in self._routes if route[0] == link]
 
     def inlets(self, link: LinkId | None = None, incarnation: Incarnation | None = None) -> list[InletKey]:
         """Inlets that exist, of a link or of an engine."""
         return [i for i in self._closing if link in (None, i[0]) and incarnation in (None, i[1])]
 
     def forget(self, incarnation: Incarnation) -> list[RouteKey]:
-        """Drops the routes of an engine; returns those that were in use."""
+        """Drops the routes of an engine; returns them."""
         mine = [route for route in self._routes if route[1] == incarnation]
-        return [route for route in mine if self._routes.pop(route) is not Way.DOWN]
+        for route in mine:
+            del self._routes[route]
+        return mine

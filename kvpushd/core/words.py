@@ -13,12 +13,22 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NewType
 
+from kvpush_client.events import TransferKey
 from kvpushd.core.layout import Layout
 
 Instant = int
 Incarnation = NewType("Incarnation", bytes)
 LinkId = NewType("LinkId", str)
 WriteId = NewType("WriteId", int)
+
+HalfKey = tuple[Incarnation, TransferKey]
+"""A half, among all of the node's of its side."""
+Transfer = tuple[Incarnation, bytes]
+"""All attempts of one transfer, of one engine."""
+ReceiverKey = tuple[LinkId, Incarnation]
+"""A receiving engine as it speaks on a link; also the inlet at the link's other end."""
+TargetKey = tuple[LinkId, Incarnation, TransferKey]
+"""A reservation, as the sending side sees it."""
 
 LOCAL = LinkId("local")
 SECOND: Instant = 1_000_000_000

@@ -4,15 +4,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvpushd.core.engines import Engine, Limits
+from kvpushd.core.handoff import Handoff, cut
+from kvpushd.core.instructions import Post
 from kvpushd.core.lane import Lane
 from kvpushd.core.layout import Blocks, Group, Window
-from kvpushd.core.messages import Instant, Post, WriteId
 from kvpushd.core.schedule import Candidate, Schedule
-from kvpushd.core.target import HalfKey, Handoff, Target, TargetKey, cut
+from kvpushd.core.target import Target
+from kvpushd.core.words import HalfKey, TargetKey, WriteId
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,72 +37,80 @@ class Writer:
         self._reading: Counter[HalfKey] = Counter()
         self._last = 0
 
-    def order(self, targets: Iterable[Target], now: Instant) -> Iterator[Target]:
-        """The targets that may be written to, the next first."""
-        by_key = {t.key: t for t in targets if not self._blocked(t)}
-        candidates = (
-            Candidate(t.key, t.key[0], t.said.priority, t.remaining, t.times.matched) for t in by_key.values()
+    def offer(self, target: Target, handoff: Handoff, engine: Engine) -> None:
+        """Puts a target in line if it has something to write now; else takes it out."""
+        found = self._next(target, handoff, engine)
+        if found is None:
+            self.withdraw(target)
+            return
+        lane, window = found
+        self._schedule.offer(
+            Candidate(
+                what=target.key,
+                link=target.said.link,
+                priority=target.said.priority,
+                remaining=target.remaining,
+                since=target.times.matched,
+                size=lane.bytes_of(window),
+            )
         )
-        return (by_key[candidate.what] for candidate in self._schedule.order(candidates, now))
 
-    def _blocked(self, target: Target) -> bool:
-        # NIXL orders nothing: as long as a write of the sender's last attempt is under way, it could land
-        # on top of what the next attempt writes to the same position.
-        return target.stale > 0
+    def withdraw(self, target: Target) -> None:
+        """A target has nothing to write (any more)."""
+        self._schedule.withdraw(target.key)
 
-    def cut(self, target: Target, handoff: Handoff, engine: Engine) -> Iterator[Post]:
-        """Posts for what lies between what was posted and the frontier, as much as the link has room for."""
-        for lane in target.lanes:
-            named = handoff.named(engine.pools[lane.source_rank].groups)
-            while (room := self._schedule.room(target.key[0])) > 0:
-                most = min(self._limits.write_bytes, room)
-                window = lane.next_window(handoff.frontiers[lane.source_rank], named, most)
-                if window is None:
-                    break
-                size = lane.bytes_of(window)
-                lane.post(window)
-                self._last += 1
-                write = WriteId(self._last)
-                self._writes[write] = Write((handoff.incarnation, handoff.key), target, lane, size)
-                self._reading[handoff.incarnation, handoff.key] += 1
-                self._schedule.posted(target.key[0], size)
-                yield self._post(write, target, handoff, engine, lane, window, size)
+    def turn(self) -> TargetKey | None:
+        """Takes the next target out of the line that may write; None if none may."""
+        candidate = self._schedule.pop()
+        return candidate.what if candidate is not None else None
 
-    def _post(
-        self,
-        write: WriteId,
-        target: Target,
-        handoff: Handoff,
-        engine: Engine,
-        lane: Lane,
-        window: Window,
-        size: int,
-    ) -> Post:
-        source = engine.pools[lane.source_rank]
-        into = target.receiver.pools[lane.target_rank]
-
-        def touched(lists: Iterable[Blocks], groups: tuple[Group, ...]) -> tuple[Blocks, ...]:
-            return tuple(cut(b, groups[b.group], window.start, window.end) for b in lists)
-
+    def post(self, target: Target, handoff: Handoff, engine: Engine) -> Post | None:
+        """The write whose turn it is; None where there is nothing to write."""
+        found = self._next(target, handoff, engine)
+        if found is None:
+            return None
+        lane, window = found
+        size = lane.bytes_of(window)
+        lane.post(window)
+        self._last += 1
+        write = WriteId(self._last)
+        self._writes[write] = Write(handoff.half, target, lane, size)
+        self._reading[handoff.half] += 1
+        self._schedule.posted(target.said.link, size)
+        source = engine.pools[lane.pair.source_rank]
+        into = target.receiver.pools[lane.pair.target_rank]
         return Post(
             write=write,
             sender=handoff.incarnation,
-            source_rank=lane.source_rank,
+            source_rank=lane.pair.source_rank,
             link=target.said.link,
             receiver=target.said.incarnation,
-            target_rank=lane.target_rank,
-            source_blocks=touched(handoff.blocks.values(), source.groups),
-            target_blocks=touched(target.said.blocks, into.groups),
+            target_rank=lane.pair.target_rank,
+            source_blocks=_touched(handoff.blocks.values(), source.groups, window),
+            target_blocks=_touched(target.said.blocks, into.groups, window),
             window=window,
             bytes=size,
         )
+
+    def _next(self, target: Target, handoff: Handoff, engine: Engine) -> tuple[Lane, Window] | None:
+        # NIXL orders nothing: as long as a write of the sender's last attempt is under way, it could land
+        # on top of what the next attempt writes to the same position.
+        if target.stale or not target.live or not engine.ready:
+            return None
+        for lane in target.lanes:
+            rank = lane.pair.source_rank
+            named = handoff.named(lane.pair.groups, engine.pools[rank])
+            window = lane.next_window(handoff.frontiers[rank], named, self._limits.write_bytes)
+            if window is not None:
+                return lane, window
+        return None
 
     def ended(self, write: WriteId) -> Write | None:
         """Takes a terminal write off the account; None where it is not on it (said twice)."""
         found = self._writes.pop(write, None)
         if found is None:
             return None
-        self._schedule.ended(found.target.key[0], found.size)
+        self._schedule.ended(found.target.said.link, found.size)
         if found.handoff == found.target.handoff:
             found.lane.in_flight -= 1
         else:
@@ -116,3 +126,7 @@ class Writer:
 
     def __len__(self) -> int:
         return len(self._writes)
+
+
+def _touched(lists: Iterable[Blocks], groups: tuple[Group, ...], window: Window) -> tuple[Blocks, ...]:
+    return tuple(cut(b, groups[b.group], window.start, window.end) for b in lists)

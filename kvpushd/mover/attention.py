@@ -14,9 +14,10 @@ class Attention(IntEnum):
     FILLING = 3
 
 
-# Seconds between two rounds. While bytes move the thread naps for less than a write's latency and does not
-# spin: on a machine whose cores are taken, naps of 10 to 50 us doubled the throughput over loopback (1.0 to
-# 2.1 GB/s), since the kernel's half of TCP needs the core too.
+# Seconds between two rounds. While bytes move the thread naps and does not spin: two bare NIXL processes on
+# a busy two-core machine moved 2.1 to 2.7 GB/s over loopback with naps of 10 us and 1.0 to 1.2 without,
+# presumably since the kernel's half of TCP needs the core too. Between 0 and 300 us the mover itself showed
+# no clear best there: 20 us is a choice, not an optimum.
 WAITS = {
     Attention.IDLE: 0.25,
     Attention.EXPECTING: 0.001,

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Fault
 from kvpushd.core.layout import Layout, Window
-from kvpushd.core.plan import Runs, plan
+from kvpushd.core.plan import plan
+from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
 from kvpushd.mover.attention import WAITS, Attention

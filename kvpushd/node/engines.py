@@ -10,10 +10,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-import numpy as np
 import structlog
 
-from kvpush_client.engine_wire import DaemonEvent, PoolReady
+from kvpush_client.event_wire import DaemonEvent, PoolReady
 from kvpush_client.events import (
     Draining,
     HandoffEnded,
@@ -24,37 +23,24 @@ from kvpush_client.events import (
     TransferKey,
 )
 from kvpush_client.items import (
-    Advance,
-    Cancel,
-    Decline,
     DescribePool,
     FirstToken,
-    Handoff,
     Identity,
     Item,
-    Reserve,
     Role,
     Sender,
     Welcome,
 )
-from kvpush_client.layout import Blocks as WireBlocks
 from kvpush_client.layout import Layout
 from kvpushd.core import layout as layouts
-from kvpushd.core.layout import Blocks
 from kvpushd.core.messages import (
     LOCAL,
-    SECOND,
-    Advanced,
-    Cancelled,
-    Declined,
     EngineJoined,
     EngineLeft,
-    HandedOff,
     Incarnation,
     LetGo,
     LinkId,
     PoolMapped,
-    Reserved,
     SenderAddress,
     TellHandoffEnded,
     TellMatched,
@@ -62,10 +48,11 @@ from kvpushd.core.messages import (
     TellReservationEnded,
     TellReservationReleased,
 )
-from kvpushd.errors import BadMemory, Duplicate, Invalid, KvpushError, Unreachable
+from kvpushd.errors import BadMemory, Duplicate, Invalid, KvpushError, MoverDied, Unreachable
 from kvpushd.memory import host
 from kvpushd.metrics import Metrics
-from kvpushd.node.hub import Hub, now
+from kvpushd.node.hub import Hub
+from kvpushd.node.items import event_of
 from kvpushd.node.movers import Movers
 from kvpushd.node.tasks import Tasks
 from kvpushd.rpc.engine import EngineSession
@@ -83,6 +70,8 @@ class PoolEntry:
     fd: int
     nbytes: int
     layout: Layout | None = None
+    mapping: bool = False
+    """A mover maps it, or has."""
 
 
 @dataclass(slots=True)
@@ -209,14 +198,16 @@ class EngineRoom:
         self._hub.feed(EngineLeft(entry.incarnation, f"the session of its {who} ended"))
 
     def _let_go(self, instruction: LetGo) -> None:
-        entry = self._entries[instruction.incarnation]
-        self._tasks.start(self._unmap(entry))
+        entry = self._entries.get(instruction.incarnation)
+        if entry is not None:  # else the room is closed, and the mover's end unmaps
+            self._tasks.start(self._unmap(entry))
 
     async def _unmap(self, entry: EngineEntry) -> None:
-        for pool in entry.pools.values():
+        while entry.pools:
+            rank, pool = next(iter(entry.pools.items()))
             await self._movers.unmap_pool(pool.pool_id)
+            del entry.pools[rank]
             os.close(pool.fd)
-        entry.pools.clear()
         del self._entries[entry.incarnation]
         entry.gone.set()
         self._metrics.engine_gone(entry.engine_id)
@@ -276,25 +267,44 @@ class EngineRoom:
                     f"{other.layout.blocks}: ranks of an engine share block ids, so they need equally many"
                 )
         pool.layout = item.layout
-        self._tasks.start(self._map(session, entry, pool, item.layout))
+        self._tasks.start(self._map(entry, pool, item.layout))
 
-    async def _map(self, session: EngineSession, entry: EngineEntry, pool: PoolEntry, layout: Layout) -> None:
+    async def _map(self, entry: EngineEntry, pool: PoolEntry, layout: Layout) -> None:
+        """Maps a pool, unless that is under way or done, and tells whom it concerns."""
+        if pool.mapping or not entry.live:
+            return
+        pool.mapping = True
         try:
             await self._movers.map_pool(pool.pool_id, pool.fd, layout)
+        except MoverDied:
+            # The next mover maps it, if it has come in time for that: see `map_again`.
+            pool.mapping = False
         except KvpushError as error:
-            session.end(error)
-            return
-        if entry.live:
-            self._hub.feed(PoolMapped(entry.incarnation, pool.rank, layout))
-            session.tell(PoolReady(pool.pool_id))
+            pool.mapping = False
+            for session in self._workers(entry, pool.rank):
+                session.end(error)
+        else:
+            if entry.live:
+                self._hub.feed(PoolMapped(entry.incarnation, pool.rank, layout))
+                for session in self._workers(entry, pool.rank):
+                    session.tell(PoolReady(pool.pool_id))
+
+    def _workers(self, entry: EngineEntry, rank: int) -> list[EngineSession]:
+        """The sessions that offered a rank's pool."""
+        return [s for s in entry.sessions if s.identity.role is Role.WORKER and s.identity.rank == rank]
+
+    def forget_mappings(self) -> None:
+        """The mover died, and all mappings with it."""
+        for entry in self._entries.values():
+            for pool in entry.pools.values():
+                pool.mapping = False
 
     async def map_again(self) -> None:
         """Maps all pools into a mover that has taken a dead one's place."""
         for entry in list(self._entries.values()):
             for pool in list(entry.pools.values()):
-                if entry.live and pool.layout is not None:
-                    await self._movers.map_pool(pool.pool_id, pool.fd, pool.layout)
-                    self._hub.feed(PoolMapped(entry.incarnation, pool.rank, pool.layout))
+                if pool.layout is not None:
+                    await self._map(entry, pool, pool.layout)
 
     def pool_of(self, incarnation: Incarnation, rank: int) -> bytes | None:
         """The pool of a rank; None where the engine is gone."""
@@ -311,55 +321,15 @@ class EngineRoom:
     def item(self, session: EngineSession, item: Item) -> None:
         """What a process says, as the ledger's event. Raises KvpushError where it says nothing valid."""
         entry = self._of_session[session]
-        inc = entry.incarnation
+        if not entry.live:
+            return  # another process of the engine is gone, and this one is being told
         match item:
-            case Advance():
-                self._hub.feed(
-                    Advanced(
-                        inc,
-                        session.identity.rank,
-                        item.key,
-                        item.positions,
-                        min(item.at, now()) if item.at else now(),
-                        item.first_layer,
-                        item.end_layer,
-                    )
-                )
-            case Reserve():
-                self._hub.feed(
-                    Reserved(
-                        inc,
-                        item.key,
-                        tuple(self._address(sender) for sender in item.senders),
-                        item.start,
-                        item.end,
-                        _blocks(item.blocks),
-                        _nanoseconds(item.lease),
-                        item.priority,
-                        item.label,
-                    )
-                )
-            case Handoff():
-                self._hub.feed(
-                    HandedOff(
-                        inc,
-                        item.key,
-                        _blocks(item.blocks),
-                        item.seal,
-                        _nanoseconds(item.lease),
-                        item.receiver_engine_id,
-                        item.label,
-                    )
-                )
-            case Cancel():
-                self._hub.feed(Cancelled(inc, item.key, item.side, item.detail))
-            case Decline():
-                senders = tuple(self._address(sender) for sender in item.senders)
-                self._hub.feed(Declined(inc, item.key, senders))
             case DescribePool():
                 self._describe(session, entry, item)
             case FirstToken():
                 self._first_token(item.key, item.unix_ns)
+            case _:
+                self._hub.feed(event_of(item, entry.incarnation, session.identity.rank, self._address))
 
     def _address(self, sender: Sender) -> SenderAddress:
         """The link on which a sender is reached: this node itself, where it is one of its engines."""
@@ -390,11 +360,3 @@ def _check_same_engine(entry: EngineEntry, identity: Identity) -> None:
     if (identity.role, identity.rank) in taken:
         what = identity.role.value if identity.role is Role.SCHEDULER else f"rank {identity.rank}"
         raise Duplicate(f"the {what} of engine {entry.engine_id} has a session already")
-
-
-def _blocks(lists: tuple[WireBlocks, ...]) -> tuple[Blocks, ...]:
-    return tuple(Blocks(b.group, b.start, np.asarray(b.ids, np.int64)) for b in lists)
-
-
-def _nanoseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * SECOND)

@@ -58,7 +58,7 @@ class Hub:
         finally:
             self._busy = False
         if not self._looking:
-            # Once per turn of the loop, however many events it brought: looking costs as much as what is held.
+            # Once per turn of the loop, however many events it brought: looking costs more the more is held.
             self._looking = True
             asyncio.get_running_loop().call_soon(self._look)
 

@@ -178,8 +178,8 @@ class SendingRoom:
             raise OverLimit(f"{MAX_PRESENTATIONS} engines wait to be presented on this link") from None
 
     async def _attend(self, guest: Guest) -> None:
-        """Takes a link's receiving engines in and lets them go, one after the other: an engine that goes while
-        its outlets are being opened goes after that; and answers come in the order of the questions."""
+        """Takes a link's receiving engines in and lets them go, one after the other: one that goes while its
+        outlets are being opened goes after that; and answers come in the order of the questions."""
         while True:
             said = await guest.inbox.get()
             if isinstance(said, ReceiverGone):

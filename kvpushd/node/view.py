@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from kvpush_client._proto import admin_pb2
 from kvpush_client.events import Counts, Fault, Side
 from kvpushd.core.engines import is_local
+from kvpushd.core.handoff import Handoff
 from kvpushd.core.ledger import Ledger
 from kvpushd.core.messages import Account, Phase, Times
 from kvpushd.core.reservation import Reservation, names_of
-from kvpushd.core.target import Handoff, Target, phase_of
+from kvpushd.core.target import Target, phase_of
 from kvpushd.metrics import Holding
 from kvpushd.node.engines import MEMORY, EngineRoom
 from kvpushd.node.history import History
@@ -144,7 +145,7 @@ class View:
             message = admin_pb2.Engine(
                 engine_id=entry.engine_id,
                 incarnation=entry.incarnation.hex(),
-                ranks_ready=len(known.pools) if known else 0,
+                ranks_ready=len(known.mapped) if known else 0,
                 local_ranks=entry.identity.local_ranks,
                 world_size=entry.identity.world_size,
                 pool_bytes=entry.pool_bytes,

@@ -15,9 +15,9 @@ import grpc.aio
 import structlog
 from grpc.aio import EOF  # type: ignore[attr-defined]
 
-from kvpush_client import engine_wire
+from kvpush_client import event_wire, hello_wire, item_wire
 from kvpush_client._proto import engine_pb2, engine_pb2_grpc
-from kvpush_client.engine_wire import DaemonEvent, PoolReady, Refusal
+from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.events import Rejected
 from kvpush_client.items import PROTOCOL, Advance, DescribePool, Identity, Item, Role, Welcome
 from kvpush_client.link import MAX_MESSAGE
@@ -186,7 +186,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         if len(self._sessions) >= self._most_sessions:
             raise OverLimit(f"{len(self._sessions)} sessions are open, as many as are allowed")
         try:
-            identity = engine_wire.identity_from_wire(first.hello)
+            identity = hello_wire.identity_from_wire(first.hello)
         except Malformed as error:
             raise Invalid(f"hello: {error}") from None
         fingerprint.check(identity.fingerprint)
@@ -196,7 +196,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     async def _converse(self, session: EngineSession, welcome: Welcome, context: Any) -> None:
         """Returns when the client has ended the stream. Raises the error that the session was ended with."""
         await context.write(
-            engine_pb2.SessionResponse(welcome=engine_wire.welcome_to_wire(welcome, session.token))
+            engine_pb2.SessionResponse(welcome=hello_wire.welcome_to_wire(welcome, session.token))
         )
         tasks = [
             asyncio.ensure_future(self._listen(session, context)),
@@ -224,12 +224,12 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         while True:
             events = await session.next_events()
             await context.write(
-                engine_pb2.SessionResponse(events=[engine_wire.event_to_wire(event) for event in events])
+                engine_pb2.SessionResponse(events=[event_wire.event_to_wire(event) for event in events])
             )
 
     def _take(self, session: EngineSession, message: engine_pb2.EngineItem) -> None:
         try:
-            item = engine_wire.item_from_wire(message)
+            item = item_wire.item_from_wire(message)
             role = Role.WORKER if isinstance(item, _WORKERS_ITEMS) else Role.SCHEDULER
             if role is not session.identity.role:
                 raise Forbidden(f"{type(item).__name__} is for a {role.value} to say")
@@ -243,7 +243,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         session.rejections += 1
         if session.rejections == 1:  # of an engine that says nothing right, one line is enough
             self._log.warning("item rejected", session=session, fault=str(error.fault()))
-        half = engine_wire.half_of_message(message)
+        half = item_wire.half_of_message(message)
         session.tell(Refusal(error.fault()) if half is None else Rejected(*half, error.fault()))
 
 

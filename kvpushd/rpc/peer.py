@@ -19,7 +19,8 @@ from kvpush_client._proto import peer_pb2, peer_pb2_grpc
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, KvpushError, OverLimit, Unreachable
 from kvpushd.rpc import status
-from kvpushd.rpc.links import EOF, Terms, Wire, check_hello
+from kvpushd.rpc.link import EOF, Wire
+from kvpushd.rpc.terms import Terms, check_hello
 from kvpushd.rpc.tls import PeerSecurity
 
 _InWire = Wire[peer_pb2.SenderItem, peer_pb2.ReceiverItem]

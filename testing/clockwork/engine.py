@@ -83,6 +83,7 @@ class Request:
         self._engine = engine
         self._submitted = time.monotonic()
         self._tokens: list[int] = []
+        self._times: list[float] = []
         self._cached: tuple[int | None, int | None] = (None, None)
         self._first: Future[float] = Future()
         self._done: Future[Output] = Future()
@@ -107,10 +108,16 @@ class Request:
         """The tokens that have come."""
         return list(self._tokens)
 
+    @property
+    def times_so_far(self) -> list[float]:
+        """When each of them came; CLOCK_MONOTONIC in seconds."""
+        return list(self._times)
+
     def _progress(self, progress: Progress) -> None:
         if progress.local_cached_tokens is not None:
             self._cached = (progress.local_cached_tokens, progress.external_cached_tokens)
         self._tokens.extend(progress.token_ids)
+        self._times.extend([progress.time] * len(progress.token_ids))
         if progress.token_ids and not self._first.done():
             self._first.set_result(progress.time)
         if progress.finish_reason is None:

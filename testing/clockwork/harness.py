@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 from types import TracebackType
@@ -78,9 +78,14 @@ class Harness:
         kv_transfer_config: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         kv_cache_bytes: int = 256 << 20,
+        namespace: str | None = None,
+        prepare: Sequence[str] = (),
         **arguments: Any,
     ) -> Engine:
         """Start an engine and return at once; `Engine.ready` waits for it.
+
+        It lives in the network namespace `namespace`, if that is given, and calls the functions that
+        `prepare` names ("module:function", without arguments) before vLLM starts in it.
 
         `arguments` are further fields of vLLM's EngineArgs. Defaults: eager, no tokenizer, no prefix caching,
         max_model_len 8192; vLLM's own for the rest (block_size 128, max_num_batched_tokens 2048).
@@ -100,7 +105,9 @@ class Harness:
         if kv_transfer_config is not None:
             settings["kv_transfer_config"] = dict(kv_transfer_config)
         log = self._folder / f"{next(self._numbers):03}-{name}.log"
-        spec = EngineSpec(name, str(log), clockwork, settings | arguments, dict(env or {}))
+        spec = EngineSpec(
+            name, str(log), clockwork, settings | arguments, dict(env or {}), namespace, tuple(prepare)
+        )
         ours, theirs = Pipe()
         life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, their_life:

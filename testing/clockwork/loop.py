@@ -54,6 +54,9 @@ def run(spec: EngineSpec, connection: Connection) -> None:
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
     os.environ.update(spec.env)
     allow_amx()
+    for function in spec.prepare:
+        module, _, name = function.partition(":")
+        getattr(importlib.import_module(module), name)()
     config = EngineArgs(**spec.arguments).create_engine_config(UsageContext.OPENAI_API_SERVER)
     # The CPU platform sets "spawn" while the config is made, which costs each rank the imports again.
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"

@@ -11,13 +11,19 @@ from testing.clockwork.witness import Counts, Flip, Mismatch
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine to fork. `arguments` are vLLM's EngineArgs; `env` is set before its config is made."""
+    """An engine to fork. `arguments` are vLLM's EngineArgs; `env` is set before its config is made.
+
+    It lives in the network namespace `namespace`, if that is given. `prepare` names "module:function"s that
+    it calls before vLLM starts in it.
+    """
 
     name: str
     log: str
     clockwork: bool
     arguments: Mapping[str, Any]
     env: Mapping[str, str] = field(default_factory=dict)
+    namespace: str | None = None
+    prepare: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

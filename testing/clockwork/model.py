@@ -6,6 +6,7 @@ cell of its context, and emits the token that follows from the prompt and from w
 """
 
 import time
+from collections import OrderedDict
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from testing.clockwork.cells import Cells, CLoops
 from testing.clockwork.clock import Works
 from testing.clockwork.witness import Rows, Span, Witness
 
+_REMEMBERED = 4096
 _DIGITS = 3  # a token leaves the forward as three base-256 digits, which every dtype holds exactly
 
 
@@ -69,6 +71,10 @@ class ClockworkForCausalLM(nn.Module):  # type: ignore[misc]
         self._names = [f"model.layers.{layer}.self_attn.attn" for layer in range(config.num_hidden_layers)]
         self._runner: Runner | None = None
         self._cells: list[Cells] = []
+        self.forwards: OrderedDict[str, tuple[float, float]] = OrderedDict()
+        """Per request (vLLM's id): when its first forward began, and when the last one ended that computed
+        more than one token of it, or the first. CLOCK_MONOTONIC in seconds; the last few thousand
+        requests."""
         self.witness = Witness(
             rank=rank,
             layers=config.num_hidden_layers,
@@ -138,6 +144,7 @@ class ClockworkForCausalLM(nn.Module):  # type: ignore[misc]
         for layer, name in enumerate(self._names):
             rows = groups[id(metadata[layer])]
             self._layer(name, layer, spans, rows, burn_until + duration * (layer + 1) / len(self._names))
+        self._remember(spans, begin, time.perf_counter())
         self._agree(spans)
         for span, end in zip(spans, starts[1:].tolist(), strict=False):
             token = chain.token_of(int(span.hashes[-1]), span.digest, self._vocab)
@@ -187,6 +194,14 @@ class ClockworkForCausalLM(nn.Module):  # type: ignore[misc]
             tags = chain.tags(tokens)
             spans.append(Span(batch.req_ids[row], context, length, tags, chain.hashes(tags)))
         return spans
+
+    def _remember(self, spans: list[Span], begin: float, end: float) -> None:
+        for span in spans:
+            first, _ = self.forwards.get(span.request_id, (begin, end))
+            if span.computed > 1 or span.request_id not in self.forwards:
+                self.forwards[span.request_id] = (first, end)
+        while len(self.forwards) > _REMEMBERED:
+            self.forwards.popitem(last=False)
 
     def _rows(
         self, metadata: Any, layer: int, spans: list[Span], starts: NDArray[np.int32], group: int

@@ -19,6 +19,7 @@ import sys
 from multiprocessing.connection import Connection
 from types import ModuleType
 
+from testing import netns
 from testing.clockwork.messages import EngineSpec
 
 _PR_SET_PDEATHSIG = 1
@@ -76,6 +77,8 @@ class Nursery:
             log = os.open(spec.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.dup2(log, 1)
             os.dup2(log, 2)
+            if spec.namespace is not None:
+                netns.enter(spec.namespace)
             self._loop.run(spec, Connection(pipe))
             status = 0
         except BaseException as error:  # noqa: BLE001 - a fork must never return into the nursery

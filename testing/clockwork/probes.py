@@ -17,3 +17,8 @@ def process_ids(core: Any) -> list[int]:
     """The engine's process, then one per rank if they are processes of their own."""
     ranks = getattr(core.model_executor, "workers", [])
     return [os.getpid(), *(rank.proc.pid for rank in ranks)]
+
+
+def ask_connector(core: Any) -> bool:
+    """Whether the connector has anything to send; asking makes it look at what it was told meanwhile."""
+    return bool(core.scheduler.connector.has_pending_push_work())

@@ -30,6 +30,12 @@ class ClockworkWorker(CPUWorker):  # type: ignore[misc]
         if verify is not None:
             self._clockwork.witness.verify = verify
 
+    def clockwork_forwards(self) -> dict[str, tuple[float, float]]:
+        """The model's `forwards`, by vLLM's request ids; they are forgotten here."""
+        found = dict(self._clockwork.forwards)
+        self._clockwork.forwards.clear()
+        return found
+
     def clockwork_arm(self, flip: Flip) -> None:
         """Flip a byte before the next step that reads it."""
         self._clockwork.witness.arm(flip)

@@ -206,4 +206,4 @@ class AnyDaemon(RuleBasedStateMachine):
 
 
 TestAnyDaemon = AnyDaemon.TestCase
-TestAnyDaemon.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestAnyDaemon.settings = settings(stateful_step_count=40)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpushd.core.layout import BlockLists, Blocks, Window
-from kvpushd.core.plan import Runs
+from kvpushd.core.runs import Runs
 
 Memory = NDArray[np.int64]
 """One number per byte of a pool."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpush_client.layout import Group, GroupKind, Layer, Layout, Plane
@@ -104,7 +104,6 @@ def test_token_strides_of_opaque_layers_are_not_looked_at() -> None:
     assert unit_bytes(opaque, opaque.layers[0], opaque.layers[0].planes[0]) == 16
 
 
-@settings(deadline=None, max_examples=500)
 @given(st.data())
 def test_whatever_passes_the_check_has_every_cell_inside_the_pool_and_to_itself(data: st.DataObject) -> None:
     offset, stride, cell = (

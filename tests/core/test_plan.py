@@ -10,16 +10,8 @@ import pytest
 
 from kvpush_client.layout import Group, GroupKind, Layout
 from kvpushd.core.layout import BlockLists, Window
-from kvpushd.core.plan import (
-    bytes_per_position,
-    covers,
-    granularity,
-    mappable,
-    plan,
-    sends,
-    shared_layers,
-    window_bytes,
-)
+from kvpushd.core.overlap import bytes_per_position, covers, granularity, mappable, sends, shared_layers
+from kvpushd.core.plan import plan, window_bytes
 from kvpushd.errors import Invalid, LayoutMismatch, OverLimit
 from tests.core.pools import Model, Shape, changed, listed, rank, ranks, whole
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpush_client.layout import Group, GroupKind, Layout
 from kvpushd.core.layout import BlockLists, Blocks, Window, check, check_blocks, reach
-from kvpushd.core.plan import covers, granularity, mappable, plan, sends, shared_layers, window_bytes
+from kvpushd.core.overlap import covers, granularity, mappable, sends, shared_layers
+from kvpushd.core.plan import plan, window_bytes
 from tests.core.pools import (
     Model,
     Shape,
@@ -116,7 +117,6 @@ def windows(draw: st.DrawFn, case: Case, layers: int) -> Window:
     return Window(start, end, first, draw(st.integers(first, layers)))
 
 
-@settings(deadline=None, max_examples=400)
 @given(st.data())
 def test_a_plan_moves_what_copying_cell_by_cell_moves_and_nothing_else(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -141,7 +141,6 @@ def test_a_plan_moves_what_copying_cell_by_cell_moves_and_nothing_else(data: st.
     assert copied <= window_bytes(source, target, window)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_the_bytes_of_a_window_are_known_without_a_plan(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -162,7 +161,6 @@ def test_the_bytes_of_a_window_are_known_without_a_plan(data: st.DataObject) -> 
         assert moved == window_bytes(source, target, window)
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_windows_that_share_nothing_write_every_byte_once_and_together_write_all(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -224,7 +222,6 @@ def stages(draw: st.DrawFn, layers: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(cuts)]
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_all_ranks_together_fill_every_rank_of_the_receiver_once(data: st.DataObject) -> None:
     case = data.draw(cases())
@@ -266,7 +263,6 @@ def test_all_ranks_together_fill_every_rank_of_the_receiver_once(data: st.DataOb
         assert written.max(initial=0) <= 1
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_what_an_engine_would_register_passes_the_checks(data: st.DataObject) -> None:
     case = data.draw(cases())

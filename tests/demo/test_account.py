@@ -81,6 +81,13 @@ def test_among_several_at_once_the_reservation_tells_what_was_in_the_cache() -> 
     assert settle(asked(33, cached=32, local=None), BLOCK, [], []).local_tokens == 32
 
 
+def test_among_several_at_once_a_transfer_that_failed_brought_nothing() -> None:
+    failed = received()
+    failed.fault.detail = "the link broke"
+    account = settle(asked(3000, cached=960, local=None), BLOCK, [failed], [])
+    assert (account.local_tokens, account.external_tokens, account.recomputed_tokens) == (960, 0, 2039)
+
+
 def report(*accounts: Account, leaks: Leaks | None = None) -> Report:
     return Report({}, accounts, leaks or Leaks(0, 0, 0), [])
 

@@ -82,7 +82,7 @@ def test_interrupted_while_engines_start_it_leaves_nothing_behind(tmp_path: Path
     with demo(tmp_path) as process:
         assert process.stderr is not None
         for line in process.stderr:
-            if "starting vllm serve for decode" in line:
+            if "decode engine" in line:
                 break
         assert left_behind(tmp_path) != []
         process.send_signal(signal.SIGINT)

@@ -46,7 +46,7 @@ async def told(child: Child) -> int:
 
 def test_stopping_ends_grandchildren_in_other_sessions_too(tmp_path: Path) -> None:
     async def body() -> None:
-        processes = Processes(tmp_path, os.environ)
+        processes = Processes(tmp_path, os.environ, str(tmp_path))
         child = await processes.start("parent", [sys.executable, "-c", PARENT])
         grandchild = await told(child)
         assert lives(grandchild)
@@ -61,7 +61,7 @@ def test_a_child_that_ignores_sigterm_is_killed_and_named(tmp_path: Path) -> Non
     stubborn = "import signal, time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
 
     async def body() -> None:
-        processes = Processes(tmp_path, os.environ)
+        processes = Processes(tmp_path, os.environ, str(tmp_path))
         child = await processes.start("stubborn", [sys.executable, "-c", stubborn])
         await told(child)
         assert await processes.stop(grace=0.2) == ["stubborn"]
@@ -75,7 +75,7 @@ def test_a_child_that_dies_while_it_is_awaited_is_an_error_with_the_end_of_its_l
         return None
 
     async def body() -> None:
-        processes = Processes(tmp_path, os.environ)
+        processes = Processes(tmp_path, os.environ, str(tmp_path))
         child = await processes.start("engine", [sys.executable, "-c", "import sys; sys.exit('no device')"])
         with pytest.raises(CommandError, match=r"(?s)engine ended with status 1.*no device"):
             await child.until("readiness", never, DEADLINE)
@@ -89,7 +89,7 @@ def test_a_child_that_takes_too_long_is_an_error_that_says_what_was_awaited(tmp_
         return None
 
     async def body() -> None:
-        processes = Processes(tmp_path, os.environ)
+        processes = Processes(tmp_path, os.environ, str(tmp_path))
         child = await processes.start("engine", [sys.executable, "-c", "import time; time.sleep(600)"])
         with pytest.raises(CommandError, match="engine: readiness did not come within"):
             await child.until("readiness", never, 0.1)
@@ -100,7 +100,7 @@ def test_a_child_that_takes_too_long_is_an_error_that_says_what_was_awaited(tmp_
 
 def test_a_child_gets_its_stdin_and_ends_by_itself(tmp_path: Path) -> None:
     async def body() -> None:
-        processes = Processes(tmp_path, os.environ)
+        processes = Processes(tmp_path, os.environ, str(tmp_path))
         code = "import sys; print(sys.stdin.read())"
         child = await processes.start("reader", [sys.executable, "-c", code], stdin=b"words")
         await child.end(DEADLINE)
@@ -115,7 +115,7 @@ def test_children_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         "import asyncio, os, pathlib, sys\n"
         "from kvpushctl.demo.processes import Processes\n"
         "async def body():\n"
-        "    processes = Processes(pathlib.Path(sys.argv[1]), os.environ)\n"
+        "    processes = Processes(pathlib.Path(sys.argv[1]), os.environ, sys.argv[1])\n"
         "    argv = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
         "    child = await processes.start('sleeper', argv)\n"
         "    print(child.process.pid, flush=True)\n"

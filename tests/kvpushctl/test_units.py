@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import pytest
 
+from kvpushctl.printer import Output, Printer, field
 from kvpushctl.runtime import default_runtime_dir
 from kvpushctl.units import duration_ms, moment, size
 
@@ -53,3 +55,14 @@ def test_the_runtime_directory_is_where_a_daemon_would_put_it(tmp_path: Path) ->
     assert default_runtime_dir(user, tmp_path) == tmp_path
     assert default_runtime_dir(user, missing) == Path("/run/user/7/kvpushd")
     assert default_runtime_dir({}, missing).parent == Path("/tmp")
+
+
+def test_a_table_is_never_cut_however_narrow_the_terminal() -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out = Terminal()
+    columns = [field(f"COLUMN {number}", "text") for number in range(20)]
+    Printer(Output.TABLE, out, io.StringIO()).rows("things", [{"text": "x" * 30}], columns, "")
+    assert out.getvalue().count("x" * 30) == 20

@@ -6,12 +6,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
+from kvpush_client._proto import types_pb2
 from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpush_client.pool import Pool
 from kvpushd.core.layout import Blocks, Window
@@ -23,7 +24,8 @@ from kvpushd.mover.transport.fake import FakeFabric
 from kvpushd.mover.twin import MoverThread
 
 T = TypeVar("T")
-DEADLINE = 30.0
+R = TypeVar("R")
+DEADLINE = 60.0
 BLOCK_SIZE = 4
 
 
@@ -54,19 +56,35 @@ def cells(made: Pool, cut: Layout) -> np.ndarray:
 
 @dataclass
 class Way:
-    """A mover with a source pool, and the pool that its writes land in."""
+    """A mover with a source pool, the pool that its writes land in, and the outlet that leads there."""
 
     sender: MoverHandle
     receiver: MoverHandle
     source: Pool
     target: Pool
     cut: Layout
-    outlet: int
-    inlet: int
     fabric: FakeFabric
+    numbers: Iterator[int]
+    outlet: int = 0
     source_id: bytes = b"source"
     target_id: bytes = b"target"
-    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    inlets: list[int] = field(default_factory=list)
+
+    async def open_inlet(self) -> tuple[int, types_pb2.Inlet, list[int]]:
+        """An inlet over the target pool: its id, and what the receiver says of it."""
+        number = next(self.numbers)
+        self.inlets.append(number)
+        return number, *await soon(
+            self.receiver.open_inlet(number, [self.target_id], f"{id(self):x}-{number}")
+        )
+
+    async def connect(self, sender: MoverHandle | None = None) -> int:
+        """An inlet, and an outlet to it of the same id."""
+        number, inlet, bases = await self.open_inlet()
+        pools = [OutletPool(self.target_id, bases[0], self.cut)]
+        await soon((self.sender if sender is None else sender).open_outlet(number, inlet, pools))
+        self.receiver.attend(Attention.FILLING)
+        return number
 
     def post(
         self, source_ids: Sequence[int], target_ids: Sequence[int], **other: object
@@ -127,28 +145,61 @@ async def movers(
         await asyncio.gather(*(each.kill() for each in made))
 
 
-async def connect(
-    sender: MoverHandle, receiver: MoverHandle, target_id: bytes, cut: Layout, number: int, agent: str
-) -> None:
-    """An inlet and an outlet of one number."""
-    inlet, bases = await soon(receiver.open_inlet(number, [target_id], agent))
-    await soon(sender.open_outlet(number, inlet, [OutletPool(target_id, bases[0], cut)]))
-    receiver.attend(Attention.FILLING)
+@contextlib.asynccontextmanager
+async def way_between(
+    sender: MoverHandle, receiver: MoverHandle, fabric: FakeFabric, numbers: Iterator[int], cut: Layout
+) -> AsyncIterator[Way]:
+    """A source and a target pool, connected (by outlet 0 where the movers are one). Undone at the end."""
+    source, target = pool(cut, seed=1), pool(cut)
+    it = Way(sender, receiver, source, target, cut, fabric, numbers)
+    await soon(sender.map_pool(it.source_id, source.fd, cut))
+    await soon(receiver.map_pool(it.target_id, target.fd, cut))
+    if sender is not receiver:
+        it.outlet = await it.connect()
+    yield it
+    for number in it.inlets:
+        if not sender.died.done():
+            sender.close_outlet(number)
+        if not receiver.died.done():
+            await soon(receiver.close_inlet(number))
+    for mover, pool_id in ((sender, it.source_id), (receiver, it.target_id)):
+        if not mover.died.done():
+            await soon(mover.unmap_pool(pool_id))
+    source.close()
+    target.close()
 
 
 @contextlib.asynccontextmanager
 async def way(kind: str, cut: Layout | None = None, **settings: object) -> AsyncIterator[Way]:
-    """A sender and a receiver, connected; for "local", one mover that is both."""
-    cut = layout() if cut is None else cut
+    """A sender and a receiver of their own, connected; for "local", one mover that is both."""
     fabric = FakeFabric()
     async with movers(kind, 1 if kind == "local" else 2, fabric, **settings) as made:
-        sender, receiver = made[0], made[-1]
-        source, target = pool(cut, seed=1), pool(cut)
-        await soon(sender.map_pool(b"source", source.fd, cut))
-        await soon(receiver.map_pool(b"target", target.fd, cut))
-        number = 0 if kind == "local" else 7
-        if number:
-            await connect(sender, receiver, b"target", cut, number, f"{id(fabric):x}-inlet")
-        yield Way(sender, receiver, source, target, cut, number, number, fabric)
-        source.close()
-        target.close()
+        cut = layout() if cut is None else cut
+        async with way_between(made[0], made[-1], fabric, itertools.count(1), cut) as it:
+            yield it
+
+
+class Site:
+    """Movers of a kind, for several tests one after another: each makes its own way between them."""
+
+    def __init__(self, kind: str) -> None:
+        self._runner = asyncio.Runner()
+        self._fabric = FakeFabric()
+        self._numbers = itertools.count(1)
+        self._stack = contextlib.AsyncExitStack()
+        count = 1 if kind == "local" else 2
+        self._movers = self.run(self._stack.enter_async_context(movers(kind, count, self._fabric)))
+
+    def run(self, scene: Coroutine[object, object, R]) -> R:
+        """Runs a scene on the site's loop."""
+        return self._runner.run(scene)
+
+    def way(self, cut: Layout | None = None) -> contextlib.AbstractAsyncContextManager[Way]:
+        """A way between the site's movers."""
+        cut = layout() if cut is None else cut
+        return way_between(self._movers[0], self._movers[-1], self._fabric, self._numbers, cut)
+
+    def close(self) -> None:
+        """Ends the movers."""
+        self.run(self._stack.aclose())
+        self._runner.close()

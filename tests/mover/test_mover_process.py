@@ -12,7 +12,7 @@ import sys
 
 import numpy as np
 import pytest
-from mover_kit import DEADLINE, cells, connect, eventually, layout, movers, pool, soon, way
+from mover_kit import DEADLINE, Way, cells, eventually, layout, movers, pool, soon, way
 
 from kvpush_client.events import Reason
 from kvpushd.errors import MoverDied
@@ -47,16 +47,16 @@ def test_a_killed_mover_ends_each_write_once_fails_each_call_and_is_reported_dea
 
 def test_a_killed_sender_leaves_the_receivers_other_peers_alone() -> None:
     async def scene() -> None:
-        cut = layout(blocks=2048, cell_bytes=4096)
+        cut = layout(blocks=1024, cell_bytes=4096)
         fabric = FakeFabric()
         async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
             await soon(other.map_pool(b"source", it.source.fd, cut))
-            await connect(other, it.receiver, b"target", cut, 8, f"{id(fabric):x}-other")
+            outlet = await it.connect(other)
             every = list(range(cut.blocks))
             writes = await it.flood()
             os.kill(it.sender.pid, signal.SIGKILL)
             assert any(ended.fault is not None for ended in await soon(asyncio.gather(*writes)))
-            it.sender, it.outlet = other, 8
+            it.sender, it.outlet = other, outlet
             assert (await it.write(every, every)).fault is None
             assert np.array_equal(cells(it.target, cut), cells(it.source, cut))
 
@@ -65,16 +65,17 @@ def test_a_killed_sender_leaves_the_receivers_other_peers_alone() -> None:
 
 def test_a_killed_receiver_fails_the_writes_to_it_and_no_others() -> None:
     async def scene() -> None:
-        cut = layout(blocks=2048, cell_bytes=4096)
+        cut = layout(blocks=1024, cell_bytes=4096)
         fabric = FakeFabric()
         async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
             theirs = pool(cut)
             await soon(other.map_pool(b"theirs", theirs.fd, cut))
-            await connect(it.sender, other, b"theirs", cut, 8, f"{id(fabric):x}-other")
+            aside = Way(it.sender, other, it.source, theirs, cut, fabric, it.numbers, target_id=b"theirs")
+            aside.outlet = await aside.connect()
             every = list(range(cut.blocks))
             doomed = await it.flood()
             os.kill(it.receiver.pid, signal.SIGKILL)
-            assert (await it.write(every, every, outlet_id=8, target_pool=b"theirs")).fault is None
+            assert (await aside.write(every, every)).fault is None
             assert np.array_equal(cells(theirs, cut), cells(it.source, cut))
             faults = [ended.fault for ended in await soon(asyncio.gather(*doomed)) if ended.fault is not None]
             assert faults

@@ -7,7 +7,7 @@ import asyncio
 
 import numpy as np
 import pytest
-from mover_kit import cells, connect, eventually, layout, pool, soon, way
+from mover_kit import Site, cells, eventually, layout, pool, soon, way
 
 from kvpush_client.events import Reason
 from kvpushd.core.layout import Window
@@ -15,14 +15,14 @@ from kvpushd.errors import Invalid, KvpushError
 from kvpushd.mover.handle import OutletPool
 
 nixl = pytest.param("nixl", marks=pytest.mark.nixl)
-every_way = pytest.mark.parametrize("kind", ["local", "fake", nixl])
-between_movers = pytest.mark.parametrize("kind", ["fake", nixl])
+every_way = pytest.mark.parametrize("site", ["local", "fake", nixl], indirect=True)
+between_movers = pytest.mark.parametrize("site", ["fake", nixl], indirect=True)
 
 
 @every_way
-def test_a_write_lands_its_blocks_and_touches_no_other(kind: str) -> None:
+def test_a_write_lands_its_blocks_and_touches_no_other(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             ended = await it.write([5, 6, 1, 9], [40, 2, 3, 11])
             assert (ended.fault, ended.bytes) == (None, 4 * 2 * 1024)
             assert 0 < ended.posted <= ended.ended
@@ -30,77 +30,77 @@ def test_a_write_lands_its_blocks_and_touches_no_other(kind: str) -> None:
             expected[:, [40, 2, 3, 11]] = cells(it.source, it.cut)[:, [5, 6, 1, 9]]
             assert np.array_equal(cells(it.target, it.cut), expected)
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_blocks_that_lie_side_by_side_on_both_sides_are_one_run(kind: str) -> None:
+def test_blocks_that_lie_side_by_side_on_both_sides_are_one_run(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             ended = await it.write([5, 6, 7, 8], [20, 21, 22, 23], window=Window(0, 16, 0, 1))
             assert (ended.fault, ended.bytes, ended.runs) == (None, 4 * 1024, 1)
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_each_of_many_writes_ends_once_and_all_land(kind: str) -> None:
+def test_each_of_many_writes_ends_once_and_all_land(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             order = np.random.default_rng(3).permutation(it.cut.blocks).tolist()
             ends = await soon(asyncio.gather(*(it.post([block], [to]) for block, to in enumerate(order))))
             assert [ended.fault for ended in ends] == [None] * it.cut.blocks
             assert np.array_equal(cells(it.target, it.cut)[:, order], cells(it.source, it.cut))
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_a_write_of_nothing_ends_at_once(kind: str) -> None:
+def test_a_write_of_nothing_ends_at_once(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             ended = await it.write([1], [2], window=Window(0, 0, 0, 2))
             assert (ended.fault, ended.bytes, ended.runs) == (None, 0, 0)
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
 @pytest.mark.parametrize(
     "wrong",
-    [{"outlet_id": 99}, {"source_pool": b"no such"}, {"target_pool": b"no such"}],
+    [{"outlet_id": 1 << 40}, {"source_pool": b"no such"}, {"target_pool": b"no such"}],
     ids=["outlet", "source", "target"],
 )
 def test_a_write_that_names_what_is_not_there_ends_with_invalid_and_the_next_one_lands(
-    kind: str, wrong: dict[str, object]
+    site: Site, wrong: dict[str, object]
 ) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             refused = await it.write([1], [1], **wrong)
             assert refused.fault is not None
             assert refused.fault.reason is Reason.INVALID
             assert (await it.write([1], [1])).fault is None
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_a_write_to_a_block_beyond_the_pool_touches_nothing(kind: str) -> None:
+def test_a_write_to_a_block_beyond_the_pool_touches_nothing(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             refused = await it.write([1, 2], [1, it.cut.blocks])
             assert refused.fault is not None
             assert refused.fault.reason in (Reason.INVALID, Reason.LAYOUT_MISMATCH)
             assert not cells(it.target, it.cut).any()
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_a_source_pool_is_unmapped_only_after_the_write_that_reads_it(kind: str) -> None:
+def test_a_source_pool_is_unmapped_only_after_the_write_that_reads_it(site: Site) -> None:
     async def scene() -> None:
         cut = layout(blocks=1024, cell_bytes=8192)
-        async with way(kind, cut) as it:
+        async with site.way(cut) as it:
             every = list(range(cut.blocks))
             write = it.post(every, every)
             await soon(it.sender.unmap_pool(b"source"))
@@ -108,13 +108,13 @@ def test_a_source_pool_is_unmapped_only_after_the_write_that_reads_it(kind: str)
             assert write.result().fault is None
             assert np.array_equal(cells(it.target, cut), cells(it.source, cut))
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_a_pool_that_is_to_leave_takes_no_new_writes(kind: str) -> None:
+def test_a_pool_that_is_to_leave_takes_no_new_writes(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             leaving = asyncio.ensure_future(it.sender.unmap_pool(b"source"))
             await asyncio.sleep(0)  # the command is sent before the write's
             ended = await it.write([1], [1])
@@ -122,68 +122,68 @@ def test_a_pool_that_is_to_leave_takes_no_new_writes(kind: str) -> None:
             assert ended.fault is not None
             assert ended.fault.reason is Reason.INVALID
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @every_way
-def test_a_pool_can_be_mapped_again_after_it_was_unmapped(kind: str) -> None:
+def test_a_pool_can_be_mapped_again_after_it_was_unmapped(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             with pytest.raises(Invalid, match="mapped already"):
                 await soon(it.sender.map_pool(b"source", it.source.fd, it.cut))
             await soon(it.sender.unmap_pool(b"source"))
             await soon(it.sender.map_pool(b"source", it.source.fd, it.cut))
             assert (await it.write([1], [1])).fault is None
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @between_movers
-def test_after_an_inlet_is_closed_nothing_lands_and_the_writes_end_with_a_fault(kind: str) -> None:
+def test_after_an_inlet_is_closed_nothing_lands_and_the_writes_end_with_a_fault(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             assert (await it.write([1], [1])).fault is None
-            await soon(it.receiver.close_inlet(it.inlet))
+            await soon(it.receiver.close_inlet(it.outlet))
             before = cells(it.target, it.cut)
             ended = await it.write([2, 3], [2, 3])
             assert ended.fault is not None
             assert ended.fault.reason is Reason.TRANSPORT_FAILED
             assert np.array_equal(cells(it.target, it.cut), before)
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @between_movers
-def test_closing_one_inlet_leaves_the_others_open(kind: str) -> None:
+def test_closing_one_inlet_leaves_the_others_open(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
-            await connect(it.sender, it.receiver, b"target", it.cut, 8, f"{id(it):x}-second")
+        async with site.way() as it:
+            second = await it.connect()
             assert (await it.write([1], [1])).fault is None
-            await soon(it.receiver.close_inlet(it.inlet))
-            assert (await it.write([2], [2], outlet_id=8)).fault is None
+            await soon(it.receiver.close_inlet(it.outlet))
+            assert (await it.write([2], [2], outlet_id=second)).fault is None
             assert np.array_equal(cells(it.target, it.cut)[:, 2], cells(it.source, it.cut)[:, 2])
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @between_movers
-def test_a_target_pool_is_unmapped_only_after_its_last_inlet_is_closed(kind: str) -> None:
+def test_a_target_pool_is_unmapped_only_after_its_last_inlet_is_closed(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             leaving = asyncio.ensure_future(it.receiver.unmap_pool(b"target"))
             assert (await it.write([1], [1])).fault is None
             assert not leaving.done()
-            await soon(it.receiver.close_inlet(it.inlet))
+            await soon(it.receiver.close_inlet(it.outlet))
             await soon(leaving)
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @between_movers
-def test_an_outlet_closed_with_a_write_in_flight_lets_it_end_and_takes_no_more(kind: str) -> None:
+def test_an_outlet_closed_with_a_write_in_flight_lets_it_end_and_takes_no_more(site: Site) -> None:
     async def scene() -> None:
         cut = layout(blocks=1024, cell_bytes=8192)
-        async with way(kind, cut) as it:
+        async with site.way(cut) as it:
             every = list(range(cut.blocks))
             write = it.post(every, every)
             it.sender.close_outlet(it.outlet)
@@ -193,34 +193,34 @@ def test_an_outlet_closed_with_a_write_in_flight_lets_it_end_and_takes_no_more(k
             assert (await soon(write)).fault is None
             assert np.array_equal(cells(it.target, cut), cells(it.source, cut))
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @between_movers
-def test_an_inlet_over_an_unknown_pool_is_refused(kind: str) -> None:
+def test_an_inlet_over_an_unknown_pool_is_refused(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
+        async with site.way() as it:
             with pytest.raises(Invalid, match="not mapped"):
-                await soon(it.receiver.open_inlet(9, [b"no such"], f"{id(it):x}-third"))
+                await soon(it.receiver.open_inlet(next(it.numbers), [b"no such"], "of nothing"))
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 @between_movers
-def test_an_outlet_with_metadata_of_another_agent_or_of_none_is_refused(kind: str) -> None:
+def test_an_outlet_with_metadata_of_another_agent_or_of_none_is_refused(site: Site) -> None:
     async def scene() -> None:
-        async with way(kind) as it:
-            inlet, bases = await soon(it.receiver.open_inlet(9, [b"target"], f"{id(it):x}-third"))
+        async with site.way() as it:
+            number, inlet, bases = await it.open_inlet()
             pools = [OutletPool(b"target", bases[0], it.cut)]
             inlet.agent += "-other"
             with pytest.raises(Invalid):
-                await soon(it.sender.open_outlet(9, inlet, pools))
+                await soon(it.sender.open_outlet(number, inlet, pools))
             inlet.metadata = b"nothing that a transport wrote"
             with pytest.raises(KvpushError):
-                await soon(it.sender.open_outlet(9, inlet, pools))
+                await soon(it.sender.open_outlet(number, inlet, pools))
             assert (await it.write([1], [1])).fault is None
 
-    asyncio.run(scene())
+    site.run(scene())
 
 
 def test_writes_that_hang_end_when_the_link_is_back() -> None:
@@ -244,7 +244,7 @@ def test_a_failed_write_and_a_cut_agent_end_with_a_fault_each() -> None:
             it.fabric.delay(3)
             assert (await it.write([1], [1])).fault is not None
             assert (await it.write([1], [1])).fault is None
-            it.fabric.disconnect(f"{id(it.fabric):x}-inlet")
+            it.fabric.disconnect(f"{id(it):x}-{it.outlet}")
             assert (await it.write([1], [1])).fault is not None
 
     asyncio.run(scene())

@@ -18,7 +18,7 @@ from kvpush_router.engine import EngineSpec, Fleet
 from kvpush_router.journal import Journal
 from kvpush_router.proxy import Proxy
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 
 
 @dataclass

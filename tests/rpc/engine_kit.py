@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvpush_client import engine_wire
+from kvpush_client import hello_wire
 from kvpush_client._proto import engine_pb2
 from kvpush_client._proto.engine_pb2_grpc import EngineServiceStub
 from kvpush_client.items import Identity
@@ -33,7 +33,7 @@ class Client:
         self._requests.put(request)
 
     def hello(self, identity: Identity) -> None:
-        self.send(engine_pb2.SessionRequest(hello=engine_wire.hello_to_wire(identity)))
+        self.send(engine_pb2.SessionRequest(hello=hello_wire.hello_to_wire(identity)))
 
     def welcome(self, identity: Identity) -> engine_pb2.Welcome:
         self.hello(identity)

@@ -16,8 +16,9 @@ from grpc_health.v1.health import aio as health_aio  # type: ignore[attr-defined
 
 from kvpush_client._proto import peer_pb2, types_pb2
 from kvpush_client.events import Fault
-from kvpushd.rpc.links import Links, OutLink, Terms
+from kvpushd.rpc.links import Links, OutLink
 from kvpushd.rpc.peer import InLink, PeerService, serve_peers
+from kvpushd.rpc.terms import Terms
 from kvpushd.rpc.tls import InsecurePeers, PeerSecurity
 
 ANYBODY = InsecurePeers(("*",))

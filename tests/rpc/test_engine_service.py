@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from kvpush_client import engine_wire
+from kvpush_client import hello_wire, item_wire
 from kvpush_client._proto import engine_pb2, types_pb2
 from kvpush_client.errors import DaemonRefused
 from kvpush_client.events import Matched, Reason, Side
@@ -33,7 +33,7 @@ Clients = Callable[[], Client]
 
 
 def hello(**fields: object) -> engine_pb2.SessionRequest:
-    said = engine_wire.hello_to_wire(scheduler())
+    said = hello_wire.hello_to_wire(scheduler())
     for name, value in fields.items():
         setattr(said, name, value)
     return engine_pb2.SessionRequest(hello=said)
@@ -113,7 +113,7 @@ def test_a_wrong_item_is_rejected_and_the_session_goes_on(
 ) -> None:
     client = clients()
     client.welcome(scheduler())
-    good = engine_wire.item_to_wire(Reserve(new_key(), SENDERS, 0, 16, BLOCKS))
+    good = item_wire.item_to_wire(Reserve(new_key(), SENDERS, 0, 16, BLOCKS))
     client.send(engine_pb2.SessionRequest(items=[item, good]))
     (event,) = next(client.call).events
     assert event.rejected.HasField("key") is names_half
@@ -124,8 +124,8 @@ def test_a_wrong_item_is_rejected_and_the_session_goes_on(
 def test_a_worker_opens_no_halves(daemon: Daemon, clients: Clients) -> None:
     client = clients()
     client.welcome(worker())
-    reserve = engine_wire.item_to_wire(Reserve(new_key(), SENDERS, 0, 16, BLOCKS))
-    advance = engine_wire.item_to_wire(Advance(new_key(), 16))
+    reserve = item_wire.item_to_wire(Reserve(new_key(), SENDERS, 0, 16, BLOCKS))
+    advance = item_wire.item_to_wire(Advance(new_key(), 16))
     client.send(engine_pb2.SessionRequest(items=[reserve, advance]))
     (event,) = next(client.call).events
     assert event.rejected.fault.reason == types_pb2.REASON_FORBIDDEN

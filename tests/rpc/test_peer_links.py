@@ -21,7 +21,9 @@ from kvpush_client._proto import peer_pb2
 from kvpush_client._proto.peer_pb2_grpc import PeerServiceStub
 from kvpush_client.events import Reason
 from kvpushd.errors import Invalid, OverLimit
-from kvpushd.rpc.links import EOF, PROTOCOL, check_address
+from kvpushd.rpc.link import EOF
+from kvpushd.rpc.links import check_address
+from kvpushd.rpc.terms import PROTOCOL
 from kvpushd.rpc.tls import NoPeers
 from tests.rpc.peer_kit import fenced, in_loop, number_of, receiving, sending, soon, terms, withdraw
 

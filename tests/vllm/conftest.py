@@ -30,7 +30,7 @@ else:
 
 @pytest.fixture(scope="session")
 def models(tmp_path_factory):
-    """Clockwork models: four full layers; six layers, of which four see 64 tokens; and one with 4 KV heads."""
+    """Clockwork models: four full layers; six, of which four see 64 tokens; and 4 KV heads."""
     folder = tmp_path_factory.mktemp("models")
     geometries = {
         "plain": checkpoint.Geometry(vocab=VOCAB),

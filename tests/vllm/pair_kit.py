@@ -17,7 +17,6 @@ class Pair:
     """Use it as a context. `p` and `d` are `Engine`s, `p_node` and `d_node` their daemons."""
 
     def __init__(self, harness, folder, model, *, p=None, d=None, policy="recompute", lease=10, **common):
-        self._stack = ExitStack()
         self._harness = harness
         self._model = model
         self._policy = policy
@@ -28,20 +27,22 @@ class Pair:
         self._changes = {"P": p or {}, "D": d or {}}
 
     def __enter__(self):
-        for node in (self.p_node, self.d_node):
-            self._stack.callback(node.close)
-            node.start()
-        self.p = self._engine("P", "kv_producer", self.p_node)
-        self.d = self._engine("D", "kv_consumer", self.d_node)
-        self.p.ready(120)
-        self.d.ready(120)
+        with ExitStack() as stack:
+            for node in (self.p_node, self.d_node):
+                stack.callback(node.close)
+                node.start()
+            self.p = stack.enter_context(self._engine("P", "kv_producer", self.p_node))
+            self.d = stack.enter_context(self._engine("D", "kv_consumer", self.d_node))
+            self.p.ready(120)
+            self.d.ready(120)
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *exc):
         self._stack.close()
 
     def _engine(self, name, role, node):
-        engine = self._harness.engine(
+        return self._harness.engine(
             f"{name}-{self.name}",
             model=self._model,
             kv_transfer_config={
@@ -54,7 +55,6 @@ class Pair:
             },
             **(self._arguments | self._changes[name]),
         )
-        return self._stack.enter_context(engine)
 
     @property
     def coordinates(self):

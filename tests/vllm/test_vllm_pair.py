@@ -123,10 +123,10 @@ def test_a_duplicate_of_a_live_transfer_is_computed_locally(pair, prompt):
 
 
 def test_a_request_aborted_while_it_waits_frees_its_blocks(pair, prompt):
-    request = pair.d.submit(
-        prompt(200, seed=18), max_tokens=4, params=pair.coordinates | {"transfer_id": "x"}
-    )
-    eventually(lambda: pair.d_node.transfers(), "the reservation")
+    transfer_id = uuid.uuid4()
+    params = pair.coordinates | {"transfer_id": transfer_id.hex}
+    request = pair.d.submit(prompt(200, seed=18), max_tokens=4, params=params)
+    eventually(lambda: pair.d_node.transfers(transfer_id.bytes), "the reservation")
     pair.d.abort(request.request_id)
     assert request.result(DEADLINE).finish_reason == "abort"
 

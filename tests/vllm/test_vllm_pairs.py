@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pairs that differ: windows, ranks, memory too small, daemons that die, a real model."""
 
+import json
 import uuid
 
 import pytest
-from pair_kit import DEADLINE, Pair, right
+from pair_kit import DEADLINE, SEND, Pair, right
 
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import EngineFailed
@@ -41,19 +42,21 @@ def test_tensor_parallel_sizes_that_differ(harness, models, tmp_path, prompt, p,
 
 
 def test_preemptions_on_p_start_new_attempts_and_every_answer_is_right(harness, models, tmp_path, prompt):
-    small = {"kv_cache_bytes": 40 * 16 * 2048}
-    with Pair(harness, tmp_path, models["plain"], p=small, lease=20) as pair:
-        prompts = [prompt(250, seed=seed) for seed in range(6)]
-        # More than one token each, so that P runs out of blocks while it decodes.
+    # 40 blocks: two prompts that decode and a third that is prefilled in small steps do not fit for long.
+    small = {"kv_cache_bytes": 40 * 16 * 2048, "max_num_batched_tokens": 16}
+    with Pair(harness, tmp_path, models["plain"], p=small, max_model_len=512, lease=60) as pair:
+        prompts = [prompt(190 + seed, seed=seed) for seed in range(8)]
         legs = []
         for tokens in prompts:
             named = {"transfer_id": uuid.uuid4().hex}
             on_d = pair.d.submit(tokens, max_tokens=4, params=pair.coordinates | named)
-            on_p = pair.p.submit(tokens, max_tokens=40, params={"do_remote_decode": True} | named)
+            on_p = pair.p.submit(tokens, max_tokens=100, params=SEND | named)
             legs.append((on_p, on_d))
         for (on_p, on_d), tokens in zip(legs, prompts, strict=True):
             assert right(on_p.result(120), tokens)
             assert right(on_d.result(120), tokens)
+        assert pair.p.stats().preemptions > 0
+        assert any(transfer.half.key.attempt > 0 for transfer in pair.p_node.transfers())
         pair.settle()
 
 
@@ -100,8 +103,59 @@ def test_an_engine_without_a_daemon_says_where_it_looked_and_what_to_do(harness,
         "kv_role": "kv_consumer",
         "kv_connector_extra_config": {"runtime_dir": str(tmp_path / "nowhere"), "start_timeout": 0.2},
     }
-    with (
-        harness.engine("alone", model=models["plain"], block_size=16, kv_transfer_config=config) as engine,
-        pytest.raises(EngineFailed, match=r"nowhere/kvpushd.sock.*systemctl status kvpushd"),
-    ):
-        engine.ready(60)
+    with harness.engine("alone", model=models["plain"], block_size=16, kv_transfer_config=config) as engine:
+        with pytest.raises(EngineFailed):
+            engine.ready(60)
+        said = engine.log.read_text()
+    assert "nowhere/kvpushd.sock" in said
+    assert "systemctl status kvpushd" in said
+
+
+def write_qwen3(folder):
+    """A tiny Qwen3 with random weights in fp32, whose attention is vLLM's own."""
+    import torch
+    from safetensors.torch import save_file
+
+    shape = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 32, "vocab_size": 512}
+    config = shape | {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "hidden_act": "silu",
+        "dtype": "float32",
+        "eos_token_id": 511,
+    }
+    sizes = {"model.embed_tokens.weight": (512, 64), "model.norm.weight": (64,)}
+    for layer in range(2):
+        name = f"model.layers.{layer}"
+        sizes |= {f"{name}.{norm}.weight": (64,) for norm in ("input_layernorm", "post_attention_layernorm")}
+        sizes |= {f"{name}.self_attn.{norm}.weight": (32,) for norm in ("q_norm", "k_norm")}
+        sizes |= {f"{name}.self_attn.{proj}.weight": (64, 64) for proj in ("k_proj", "v_proj")}
+        sizes |= {f"{name}.self_attn.q_proj.weight": (128, 64), f"{name}.self_attn.o_proj.weight": (64, 128)}
+        sizes |= {f"{name}.mlp.{proj}.weight": (128, 64) for proj in ("gate_proj", "up_proj")}
+        sizes[f"{name}.mlp.down_proj.weight"] = (64, 128)
+    generator = torch.Generator().manual_seed(7)
+    save_file(
+        {name: torch.randn(size, generator=generator) * 0.3 for name, size in sizes.items()},
+        str(folder / "model.safetensors"),
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_a_real_model_whose_kernels_pack_their_blocks_is_token_exact_in_fp32(harness, tmp_path, prompt):
+    model = write_qwen3(tmp_path)
+    with Pair(harness, tmp_path, model, block_size=32, max_num_batched_tokens=96) as pair:
+        for length in (40, 64, 65, 97, 300):
+            tokens = [token % 500 + 4 for token in prompt(length)]
+            alone = pair.p.submit(tokens, max_tokens=12).result(DEADLINE)
+            output = pair.one_after_the_other(tokens, max_tokens=12)
+            assert output.token_ids == alone.token_ids
+            assert output.external_cached_tokens == length - 1
+        assert len(set(alone.token_ids)) > 1

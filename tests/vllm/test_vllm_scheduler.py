@@ -70,7 +70,7 @@ def test_p_answers_with_its_daemons_address(engine):
     request = kit.Request(kv_transfer_params=SEND)
     engine.side.add(request)
     step = engine.side.step(engine.schedule(new=[request], r=100))
-    assert step.progress == [Progress(KEY, 0, 99)]
+    assert step.progress == [Progress(KEY, 0, 100)]
     assert engine.side.finished(request) == {
         "do_remote_prefill": True,
         "do_remote_decode": False,
@@ -90,7 +90,7 @@ def test_a_hit_on_a_block_that_another_new_request_writes_in_this_step_is_not_fi
     engine.blocks.grow("writer", 100)
     engine.blocks.tables["r"] = engine.blocks.tables["writer"][:4]
     step = engine.side.step(engine.schedule(new=[writer, reader], writer=100, r=36))
-    assert step.progress == [Progress(KEY, 0, 99)]
+    assert step.progress == [Progress(KEY, 0, 100)]
 
 
 def test_a_hit_on_what_a_former_step_wrote_is_final_before_the_step(engine):
@@ -99,7 +99,7 @@ def test_a_hit_on_what_a_former_step_wrote_is_final_before_the_step(engine):
     engine.blocks.grow("writer", 64)
     engine.blocks.tables["r"] = engine.blocks.tables["writer"][:4]
     step = engine.side.step(engine.schedule(new=[reader], cached=[writer], writer=36, r=36))
-    assert step.progress == [Progress(KEY, 64, 99)]
+    assert step.progress == [Progress(KEY, 64, 100)]
 
 
 def test_ds_wait_goes_to_the_workers_with_the_step_that_reserves(engine):

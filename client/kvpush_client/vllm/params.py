@@ -156,4 +156,9 @@ def _text(params: Mapping[Any, Any], name: str, *, optional: bool = False) -> st
         return ""
     if not isinstance(value, str) or not (value or optional) or len(value) > _MAX_ID:
         raise Malformed(f"{name} is {value!r:.80}, expected a string of 1 to {_MAX_ID} characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        # JSON can spell half a surrogate pair, and neither hashing nor protobuf takes it.
+        raise Malformed(f"{name} is {value!r:.80}, expected Unicode text: {error.reason}") from None
     return value

@@ -84,8 +84,10 @@ def settle(
     """The account of a prompt, with what D's daemon (`received`) and P's (`sent`) say of its transfer."""
     local = asked.local_tokens
     if local is None:
-        # With several requests in flight D's totals tell no one's share; where its reservation begins does.
-        local = received[-1].half.start if received else asked.cached_tokens
+        # With several requests in flight D's totals tell no one's share; where the reservation that landed
+        # begins does. Where none landed, all that was not computed came from D's own cache.
+        landed = [one for one in received if not one.HasField("fault")]
+        local = landed[-1].half.start if landed else asked.cached_tokens
     external = asked.cached_tokens - local
     due = owed(asked.prompt_tokens, local, block)
     recomputed = max(0, due - external)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -19,6 +20,12 @@ def demo(
         bool,
         typer.Option("--corrupt", help="Spoil KV on its way: outputs must differ, and the exit status be 1."),
     ] = False,
+    logs: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False, help="Keep what the processes write in this folder.", show_default=False
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Prefill and decode on this host through two daemons, compared with a plain engine.
@@ -27,7 +34,7 @@ def demo(
     decode engine lacked was received.
     """
     out = printer(output)
-    report = run(Progress(out.progress), corrupt=corrupt)
+    report = run(Progress(out.progress), corrupt=corrupt, logs=logs)
     show(report, out)
     if report.failures():
         raise typer.Exit(1)

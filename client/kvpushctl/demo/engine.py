@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 MODEL = "demo"
-_START_SECONDS = 240.0
+_START_SECONDS = 600.0
+"""Far more than it takes, unless the host has other things to do. Ctrl-C is there for the impatient."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,9 +82,10 @@ class Child:
 class Processes:
     """Starts children; `stop` ends them and whatever they started."""
 
-    def __init__(self, logs: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, logs: Path, env: Mapping[str, str], mark: str) -> None:
+        """`logs` is a folder for what they write, `mark` what only children of this demo bear."""
         self._logs = logs
-        self._env = {**env, MARK: str(logs)}
+        self._env = {**env, MARK: mark}
         self._children: list[Child] = []
 
     async def start(

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from aiohttp import ClientSession
 
 LONG_PROMPT = 3000
-_MODEL_SECONDS = 120.0
-_PLAIN_SECONDS = 300.0
+_MODEL_SECONDS = 300.0
+_PLAIN_SECONDS = 600.0
 _SETTLE_SECONDS = 10.0
 _ANSWER_SECONDS = 120.0
 _POLL_SECONDS = 0.1
@@ -52,15 +52,18 @@ class Interrupted(CommandError):
     status = 130
 
 
-def run(progress: Progress, *, corrupt: bool) -> Report:
+def run(progress: Progress, *, corrupt: bool, logs: Path | None = None) -> Report:
     """Runs the demo to its end, and leaves no process and no file behind, however it ends.
 
+    `logs` is a folder where what the processes write is kept all the same.
     Raises CommandError if something is missing or does not start, Interrupted on SIGINT and SIGTERM.
     """
     vllm = find_vllm()
     folder = Path(tempfile.mkdtemp(prefix="kvpush-demo-"))
     try:
-        return asyncio.run(_until_interrupted(_Demo(folder, vllm, progress, corrupt=corrupt).run()))
+        return asyncio.run(
+            _until_interrupted(_Demo(folder, vllm, progress, corrupt, logs or folder / "logs").run())
+        )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -88,11 +91,12 @@ async def _until_interrupted(demo: Coroutine[Any, Any, Report]) -> Report:
 
 
 class _Demo:
-    def __init__(self, folder: Path, vllm: Vllm, progress: Progress, *, corrupt: bool) -> None:
+    def __init__(self, folder: Path, vllm: Vllm, progress: Progress, corrupt: bool, logs: Path) -> None:
         self._folder = folder
         self._vllm = vllm
         self._progress = progress
         self._corrupt = corrupt
+        self._logs = logs
         self._cut = Cut()
         self._geometry = Geometry()
         self._model = folder / "model"
@@ -100,9 +104,9 @@ class _Demo:
     async def run(self) -> Report:
         from aiohttp import ClientSession, ClientTimeout
 
-        (self._folder / "logs").mkdir()
+        self._logs.mkdir(parents=True, exist_ok=True)
         env = prepare(self._folder, self._vllm, os.environ)
-        processes = Processes(self._folder / "logs", env)
+        processes = Processes(self._logs, env, str(self._folder))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._stop, processes)
             stack.enter_context(self._progress.shown())
@@ -146,7 +150,7 @@ class _Demo:
         return p, d
 
     async def _plain(self, processes: Processes, asks: Script) -> list[list[int]]:
-        with self._progress.step("asking a plain engine"):
+        with self._progress.step("plain engine"):
             answer = self._folder / "plain.json"
             request = {
                 "engine": engine.arguments(self._model, self._cut, self._vllm),
@@ -164,7 +168,7 @@ class _Demo:
     async def _engine(
         self, processes: Processes, session: ClientSession, name: str, role: str, at: Node
     ) -> Engine:
-        with self._progress.step(f"starting vllm serve for {name}"):
+        with self._progress.step(f"{name} engine (vllm serve)"):
             started = await engine.start(
                 processes, name, role, self._model, self._cut, self._vllm, at.runtime_dir
             )

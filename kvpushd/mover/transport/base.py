@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvpush_client.events import Fault
-from kvpushd.core.plan import Runs
+from kvpushd.core.runs import Runs
 
 LOCAL_OUTLET = 0
 

@@ -7,7 +7,7 @@ import os
 
 import numpy as np
 
-from kvpushd.core.plan import Runs
+from kvpushd.core.runs import Runs
 from kvpushd.errors import Invalid
 from kvpushd.memory.host import Mapping
 from kvpushd.mover.transport.base import Carrier, Completion, Region, Write

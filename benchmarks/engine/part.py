@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine part: starts everything, plays the scenarios, and says what came of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from benchmarks.engine import contenders
+from benchmarks.engine.carrier import Carriers
+from benchmarks.engine.pair import Shape
+from benchmarks.engine.scenarios.base import Findings
+from benchmarks.engine.scenarios.link_bound import LinkBound
+from benchmarks.engine.stage import Rounds, Stage
+from benchmarks.report import tables
+from benchmarks.report.statistics import summary
+from benchmarks.report.values import Bars, Job, Outcome, Row, Table
+from testing import netns
+from testing.clockwork import checkpoint
+from testing.clockwork.clock import Works
+from testing.clockwork.harness import Harness
+
+BLOCK = 16
+WIDE = checkpoint.Geometry(layers=24, kv_heads=4, head_dim=128, works=Works(verify="first"))
+"""48 KiB of KV a token, in runs of 32 KiB per block and layer."""
+_NODE = {"ucx__tls": "tcp,self"}
+
+
+class EnginePart:
+    """Real vLLM engines on two network namespaces."""
+
+    name = "engine"
+
+    def run(self, job: Job) -> Outcome:
+        """Raises if an output is wrong, an engine dies, or a contender did not move what it should have."""
+        findings = Findings()
+        rows: list[Row] = []
+        findings.facts += [
+            "two network namespaces, joined by veth, shaped by tc tbf; UCX_TLS=tcp,self for all, since between "
+            "two namespaces of one host UCX's default would go around the link",
+            "the engines of vLLM's connectors are stopped (SIGSTOP) while others are measured: their agents' "
+            "progress threads spin; kvpushd's engines and daemons run on",
+            "all processes may use all cores; block size, KV space, clock and link are the same for all",
+        ]
+        with (
+            netns.Link(f"kvbench{os.getpid()}") as link,
+            Carriers(link) as carriers,
+            Harness(job.folder / "engines") as harness,
+        ):
+            shape = Shape(
+                model=checkpoint.write(job.folder / "wide", WIDE),
+                block_size=BLOCK,
+                kv_cache_bytes=960 << 20,
+                max_model_len=9216,
+                max_num_batched_tokens=8192,
+                layer_groups=8,
+                node=_NODE,
+            )
+            job.say("starting the pairs")
+            with Stage(job, shape, harness, link, carriers, job.folder / "wide-nodes") as stage:
+                job.say("all pairs are up")
+                LinkBound(2048 * WIDE.bytes_per_token, BLOCK * WIDE.bytes_per_token // WIDE.layers).run(
+                    stage, findings
+                )
+                rows += stage.rows
+                findings.facts += stage.chosen
+        summary_tables = [_measures(rounds) for rounds in findings.rounds]
+        plots = [*_bars(findings.rounds), *findings.plots]
+        return Outcome(rows, findings.goals, findings.facts, [*summary_tables, *findings.tables], plots)
+
+
+_SHOWN = ("ttft_s", "ttft_p95_s", "tpot_s", "tail_s", "handover_s", "requests_per_s", "engine_cpu_s", "node_cpu_s")
+
+
+def _measures(rounds: Rounds) -> Table:
+    found = []
+    for measure in _SHOWN:
+        for name in rounds.trials:
+            values = [
+                row.values[measure]
+                for row in rounds.rows
+                if row.kind == "trial" and row.contender == name and measure in row.values
+            ]
+            if values:
+                found.append((name, measure, summary(values)))
+    return tables.summaries(f"{rounds.scenario}: per round", found)
+
+
+def _bars(all_rounds: Sequence[Rounds]) -> list[Bars]:
+    shown = [rounds for rounds in all_rounds if not rounds.scenario.startswith("sweep")]
+    plots = []
+    for measure, title in (("ttft_s", "Time to first token"), ("tail_s", "Tail: last byte at P to first token")):
+        series: dict[str, list[tuple[float, float, float] | None]] = {}
+        for contender in contenders.ALL:
+            bars: list[tuple[float, float, float] | None] = []
+            for rounds in shown:
+                if contender.name not in rounds.trials:
+                    bars.append(None)
+                    continue
+                s = summary([1e3 * v for v in rounds.values(contender, measure)])
+                bars.append((s.median, s.low, s.high))
+            series[contender.name] = bars
+        labels = [rounds.scenario for rounds in shown]
+        if labels:
+            plots.append(Bars(f"engine-{measure.removesuffix('_s')}", title, "ms", labels, series))
+    return plots

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All pairs of engines of one model, and paired rounds over them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.engine.carrier import Carriers
+from benchmarks.engine.contenders import SETTINGS, Contender, Family, Setting
+from benchmarks.engine.pair import Pair, Shape
+from benchmarks.engine.trial import Trial
+from benchmarks.report.statistics import Ratio, paired_ratio
+from benchmarks.report.values import Job, Row
+from testing import netns
+from testing.clockwork.clock import Clock
+from testing.clockwork.harness import Harness
+
+Play = Callable[[Pair, Contender, int], Trial]
+"""One turn of a contender in a round; the pair is awake and has nothing to do."""
+
+CHOICE_ROUNDS = 2
+_CHOICE = 1000
+"""Rounds of choices are numbered from here, so that their prompts are their own."""
+
+
+class Stage:
+    """Pairs for each setting, started once. Use it as a context."""
+
+    def __init__(
+        self,
+        job: Job,
+        shape: Shape,
+        harness: Harness,
+        link: netns.Link,
+        carriers: Carriers,
+        folder: Path,
+        settings: Sequence[Setting] = SETTINGS,
+    ) -> None:
+        self.job = job
+        self.shape = shape
+        self.link = link
+        self.carriers = carriers
+        self.rows: list[Row] = []
+        self.chosen: list[str] = []
+        self._best: dict[Family, Setting] = {
+            "kvpushd": Setting("kvpushd"),
+            "none": Setting("none"),
+            "pull": Setting("pull", slowed=True),
+            "push": Setting("push", slowed=True),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        self._pairs = {setting: Pair(setting, shape, harness, link, folder) for setting in settings}
+
+    def __enter__(self) -> Stage:
+        try:
+            for pair in self._pairs.values():
+                pair.launch()
+                # One at a time: a spinning thread would make the next one's start a minute's.
+                pair.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all pairs."""
+        for pair in self._pairs.values():
+            pair.close()
+
+    @contextmanager
+    def pair(self, contender: Contender) -> Iterator[Pair]:
+        """The pair that plays for a contender, awake, and settled afterwards."""
+        pair = self._pairs[contender.setting or self._best[contender.family]]
+        with pair.awake():
+            yield pair
+            pair.settle()
+
+    def setting_of(self, contender: Contender) -> Setting:
+        """What plays for a contender now."""
+        return contender.setting or self._best[contender.family]
+
+    def configure(self, p: Clock, d: Clock, budget: int) -> None:
+        """Sets every pair's pretended times and P's chunk."""
+        for pair in self._pairs.values():
+            with pair.awake():
+                pair.configure(p, d, budget)
+
+    def choose(self, scenario: str, play: Play, families: Sequence[Family] = ("pull", "push")) -> None:
+        """Finds each family's best setting here: by the median TTFT of a few turns, dispatched as it is
+        fastest. The turns are kept as rows of their own kind; they count for no comparison."""
+        candidates = [
+            Contender(str(setting), setting.family, setting.family == "push", setting)
+            for setting in self._pairs
+            if setting.family in families
+        ]
+        found: dict[Contender, list[float]] = {candidate: [] for candidate in candidates}
+        for number in range(1 if self.job.quick else CHOICE_ROUNDS):
+            for candidate in candidates:
+                trial = self._turn(candidate, play, _CHOICE + number)
+                found[candidate].append(trial.values()["ttft_s"])
+                self.rows.append(Row(scenario, candidate.name, number, "choice", trial.values()))
+        for family in families:
+            mine = [candidate for candidate in candidates if candidate.family == family]
+            best = min(mine, key=lambda candidate: statistics.median(found[candidate]))
+            assert best.setting is not None
+            self._best[family] = best.setting
+            times = ", ".join(f"{c.name}: {statistics.median(found[c]) * 1e3:.0f} ms" for c in mine)
+            self.chosen.append(f"{scenario}: best setting of {family} by TTFT is “{best.name}” ({times})")
+            self.job.say(self.chosen[-1])
+
+    def rounds(
+        self, scenario: str, contenders: Sequence[Contender], play: Play, count: int | None = None
+    ) -> Rounds:
+        """Plays paired rounds: in each, every contender once, in an order that turns round by round."""
+        found = Rounds(scenario)
+        total = self.job.rounds if count is None else count
+        for number in range(total):
+            turn = number % len(contenders)
+            order = [*contenders[turn:], *contenders[:turn]]
+            for contender in order if number % 2 == 0 else reversed(order):
+                trial = self._turn(contender, play, number)
+                found.add(contender, number, trial)
+            said = [f"{c.name} {found.values(c, 'ttft_s')[-1] * 1e3:.0f}" for c in contenders]
+            self.job.say(f"{scenario} {number + 1}/{total}: TTFT ms: {', '.join(said)}")
+        self.rows += found.rows
+        return found
+
+    def _turn(self, contender: Contender, play: Play, number: int) -> Trial:
+        with self.pair(contender) as pair:
+            return play(pair, contender, number)
+
+
+class Rounds:
+    """What was measured in paired rounds of one scenario."""
+
+    def __init__(self, scenario: str) -> None:
+        self.scenario = scenario
+        self.rows: list[Row] = []
+        self.trials: dict[str, list[Trial]] = {}
+
+    def add(self, contender: Contender, number: int, trial: Trial) -> None:
+        """A contender's turn."""
+        self.trials.setdefault(contender.name, []).append(trial)
+        self.rows.append(Row(self.scenario, contender.name, number, "trial", trial.values()))
+        for sample in trial.samples:
+            self.rows.append(Row(self.scenario, contender.name, number, sample.kind, sample.values()))
+
+    def values(self, contender: Contender, measure: str) -> list[float]:
+        """A measure of a contender's turns, round by round. Raises KeyError if it has none."""
+        return [
+            row.values[measure]
+            for row in self.rows
+            if row.kind == "trial" and row.contender == contender.name
+        ]
+
+    def ratio(self, measure: str, above: Contender, below: Contender) -> Ratio:
+        """One contender's measure over another's, paired."""
+        return paired_ratio(self.values(above, measure), self.values(below, measure))

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a session opens: its hello and its welcome, to and from `kvpush.v1` messages (engine.proto)."""
+
+from __future__ import annotations
+
+from kvpush_client import wire
+from kvpush_client._proto import engine_pb2, types_pb2
+from kvpush_client.items import PROTOCOL, Identity, Role, Welcome
+from kvpush_client.wire import Malformed
+
+MAX_WORLD = 1 << 16
+
+_ROLES = {Role.SCHEDULER: engine_pb2.PROCESS_ROLE_SCHEDULER, Role.WORKER: engine_pb2.PROCESS_ROLE_WORKER}
+_ROLES_BACK = {number: role for role, number in _ROLES.items()}
+
+
+def hello_to_wire(identity: Identity) -> engine_pb2.Hello:
+    """The first message of a session."""
+    return engine_pb2.Hello(
+        protocol=PROTOCOL,
+        engine_id=identity.engine_id,
+        launch=identity.launch,
+        role=_ROLES[identity.role],
+        rank=identity.rank,
+        world_size=identity.world_size,
+        local_ranks=identity.local_ranks,
+        fingerprint=types_pb2.Fingerprint(fields=identity.fingerprint),
+        software=identity.software,
+    )
+
+
+def identity_from_wire(hello: engine_pb2.Hello) -> Identity:
+    """Raises Malformed. The protocol's version and the fingerprint are the caller's to check."""
+    if hello.role not in _ROLES_BACK:
+        raise Malformed(f"role is {hello.role}, not one of {sorted(_ROLES_BACK)}")
+    for name in ("engine_id", "launch"):
+        wire.text(name, getattr(hello, name), empty=False)
+    wire.text("software", hello.software)
+    wire.within("world_size", hello.world_size, 1, MAX_WORLD)
+    wire.within("local_ranks", hello.local_ranks, 1, hello.world_size)
+    wire.within("rank", hello.rank, 0, hello.world_size - 1)
+    return Identity(
+        engine_id=hello.engine_id,
+        launch=hello.launch,
+        role=_ROLES_BACK[hello.role],
+        rank=hello.rank,
+        world_size=hello.world_size,
+        local_ranks=hello.local_ranks,
+        fingerprint=dict(hello.fingerprint.fields),
+        software=hello.software,
+    )
+
+
+def welcome_to_wire(welcome: Welcome, token: bytes) -> engine_pb2.Welcome:
+    """The first answer of a session."""
+    return engine_pb2.Welcome(
+        token=token,
+        incarnation=welcome.incarnation,
+        lease_ms=wire.lease_to_wire(welcome.lease),
+        peer_host=welcome.peer_host,
+        peer_port=welcome.peer_port,
+        software=welcome.software,
+    )

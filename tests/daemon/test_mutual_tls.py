@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes that prove who they are to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from kvpush_client.events import Reason, ReservationEnded
+from testing.node import Node
+from testing.rank import BLOCK, Engine, new_key
+from tests.daemon.conftest import SETTINGS
+from tests.daemon.daemon_kit import transfer
+
+pytestmark = pytest.mark.nixl
+
+
+def papers(folder: Path, authority: trustme.CA, name: str) -> dict[str, Any]:
+    """Settings with a certificate for a node."""
+    made = authority.issue_cert(name, "127.0.0.1")
+    files = {part: folder / f"{name}.{part}.pem" for part in ("ca", "cert", "key")}
+    files["ca"].write_bytes(authority.cert_pem.bytes())
+    files["cert"].write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
+    files["key"].write_bytes(made.private_key_pem.bytes())
+    return {f"tls__{part}": file for part, file in files.items()}
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> Iterator[tuple[Node, Node, Node]]:
+    """P and D of one authority, and a stranger of another."""
+    ours, theirs = trustme.CA(), trustme.CA()
+    with ExitStack() as stack:
+        made = [
+            Node(name, tmp_path, **SETTINGS, **papers(tmp_path, authority, name))
+            for name, authority in (("p.nodes", ours), ("d.nodes", ours), ("stranger.nodes", theirs))
+        ]
+        for node in made:
+            stack.callback(node.close)
+            node.launch()
+        p, d, stranger = (node.wait_ready() for node in made)
+        yield p, d, stranger
+
+
+def test_nodes_of_one_authority_transfer_and_one_of_another_reaches_nobody(
+    three: tuple[Node, Node, Node],
+) -> None:
+    p_node, d_node, strange_node = three
+    with Engine(p_node, "p") as p, Engine(d_node, "d") as d, Engine(strange_node, "s") as stranger:
+        transfer(p, d)
+        key = new_key()
+        p.send(key, range(4), 4 * BLOCK)
+        stranger.reserve(key, p, range(4), 4 * BLOCK)
+        end = stranger.wait_for(ReservationEnded, key)
+        assert end.fault is not None
+        assert end.fault.reason in (Reason.FORBIDDEN, Reason.PEER_UNREACHABLE)
+        assert not stranger.read(range(4), 0, 4 * BLOCK).any()
+        assert p_node.status().held.handoffs == 1
+        assert p_node.status().peer_security == "mtls"

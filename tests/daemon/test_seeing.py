@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the node says of itself: readiness, metrics, lists."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from kvpush_client._proto import admin_pb2
+from testing.rank import BLOCK, new_key
+from tests.daemon.daemon_kit import Nodes, descriptors, eventually, stopped, transfer
+
+pytestmark = pytest.mark.nixl
+
+
+def test_a_node_is_not_ready_while_its_mover_is_replaced(nodes: Nodes) -> None:
+    transfer(*nodes.pair())
+    assert nodes.p.http("/readyz") == (200, "ready\n")
+    restarts = nodes.p.metric("kvpush_mover_restarts_total")
+    os.kill(nodes.p.mover_pid, signal.SIGKILL)
+    _, text = eventually(lambda: nodes.p.http("/readyz"), lambda answer: answer[0] == 503)
+    assert "the mover" in text
+    assert nodes.p.metric("kvpush_ready") in (0.0, 1.0)
+    eventually(lambda: nodes.p.http("/readyz")[0] == 200)
+    assert nodes.p.http("/healthz") == (200, "ok\n")
+    assert nodes.p.metric("kvpush_mover_restarts_total") == restarts + 1
+
+
+def test_a_node_is_not_ready_while_its_mover_stands_still(nodes: Nodes) -> None:
+    mover = nodes.p.mover_pid
+    with stopped(mover):
+        _, text = eventually(lambda: nodes.p.http("/readyz"), lambda answer: answer[0] == 503)
+        assert "silent" in text
+    eventually(lambda: nodes.p.http("/readyz")[0] == 200)
+
+
+def test_a_transfer_moves_the_counters_of_both_sides(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    transfer(p, d)
+    size = 4 * BLOCK * p.read([0], 0, 1).nbytes
+    assert nodes.p.metric("kvpush_sent_bytes_total", engine=p.engine_id) == size
+    assert nodes.d.metric("kvpush_received_bytes_total", engine=d.engine_id) == size
+    assert nodes.p.metric("kvpush_transfers_total", engine=p.engine_id) == 1
+    assert nodes.d.metric("kvpush_transfers_total", engine=d.engine_id) == 1
+    totals = nodes.p.status().totals.bytes_sent, nodes.d.status().totals.bytes_received
+    transfer(p, d, seed=2)
+    assert nodes.p.status().totals.bytes_sent - totals[0] == size
+    assert nodes.d.status().totals.bytes_received - totals[1] == size
+
+
+def test_an_engine_that_leaves_in_order_destroys_no_inlet_as_a_fence(nodes: Nodes) -> None:
+    destroyed = nodes.d.metric("kvpush_inlets_destroyed_total")
+    p, d = nodes.pair()
+    transfer(p, d)
+    assert nodes.d.status().movers[0].inlets == 1
+    d.close()
+    eventually(lambda: nodes.d.status().movers[0].inlets == 0)
+    assert nodes.d.metric("kvpush_inlets_destroyed_total") == destroyed
+
+
+def test_what_waits_is_listed_on_either_side_with_its_age(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    key = new_key()
+    d.reserve(key, p, range(4), 4 * BLOCK)
+    p.hand_off(key, range(4))
+    eventually(
+        lambda: [t.half.phase for n in (nodes.p, nodes.d) for t in n.transfers(key.transfer_id)],
+        lambda phases: phases == [admin_pb2.PHASE_MATCHED] * 2,
+    )
+    here = nodes.p.transfers(key.transfer_id)[0]
+    assert here.sending
+    assert here.half.engine_id == p.engine_id
+    assert d.engine_id in here.half.other
+    assert here.half.blocks == 4
+
+
+def test_engines_that_come_and_go_leave_no_descriptor_behind(nodes: Nodes) -> None:
+    pids = [nodes.p.pid, nodes.d.pid, nodes.p.mover_pid, nodes.d.mover_pid]
+
+    def come_and_go() -> None:
+        p, d = nodes.pair()
+        transfer(p, d)
+        p.close()
+        d.close()
+        eventually(lambda: nodes.p.status().movers[0].pools + nodes.d.status().movers[0].pools == 0)
+
+    come_and_go()
+    before = [descriptors(pid) for pid in pids]
+    for _ in range(5):
+        come_and_go()
+    # A connection or two of gRPC's or UCX's may be closing yet; five engines' would be many more.
+    eventually(
+        lambda: [descriptors(pid) - b for pid, b in zip(pids, before, strict=True)], lambda n: max(n) < 5
+    )

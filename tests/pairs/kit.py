@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pair: an engine that prefills, one that decodes, and the daemons of their nodes."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvpush_client._proto import admin_pb2
+from testing.clockwork.chain import FIRST_ORDINARY_TOKEN, reference
+from testing.clockwork.harness import Engine, Harness, Output, Request
+from testing.node import Node
+
+VOCAB = 2048
+BLOCK = 16
+WAIT = 120.0
+"""Seconds within which anything that is waited for must happen, on a machine with much else to do."""
+
+
+def prompt(length: int, seed: object = 0) -> list[int]:
+    """Ordinary tokens, always the same for the same length and seed."""
+    tokens = random.Random(f"{seed}/{length}")
+    return [tokens.randrange(FIRST_ORDINARY_TOKEN, VOCAB) for _ in range(length)]
+
+
+def answer(tokens: Sequence[int], count: int) -> list[int]:
+    """What a correct engine says."""
+    return reference(tokens, count, VOCAB)
+
+
+def eventually(what: str, holds: Callable[[], object], wait: float = WAIT) -> Any:
+    """Asks until the answer is true, and returns it. Raises AssertionError with the last one."""
+    deadline = time.monotonic() + wait
+    while True:
+        found = holds()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"{what}: not within {wait:g} s"
+        time.sleep(0.01)
+
+
+def start(
+    harness: Harness,
+    name: str,
+    role: str,
+    node: Node,
+    model: Path,
+    *,
+    policy: str = "recompute",
+    extra: Mapping[str, Any] | None = None,
+    **arguments: Any,
+) -> Engine:
+    """Starts an engine with our connector, on a node; `Engine.ready` waits for it. Its engine_id is its name."""
+    transfer = {
+        "kv_connector": "KvpushConnector",
+        "kv_connector_module_path": "kvpush_client.vllm.connector",
+        "kv_role": role,
+        "engine_id": name,
+        "kv_load_failure_policy": policy,
+        "kv_connector_extra_config": {
+            "runtime_dir": str(node.runtime_dir),
+            "start_timeout": WAIT,
+            **(extra or {}),
+        },
+    }
+    defaults = {"block_size": BLOCK, "max_num_batched_tokens": 64, "kv_cache_bytes": 64 << 20}
+    return harness.engine(name, model=model, kv_transfer_config=transfer, **(defaults | arguments))
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine and its node."""
+
+    engine: Engine
+    node: Node
+
+
+@dataclass(slots=True)
+class Legs:
+    """One prompt, dispatched to both engines."""
+
+    tokens: list[int]
+    count: int
+    transfer_id: bytes
+    p: Request
+    d: Request
+
+    def right(self) -> Output:
+        """D's output, which must be what a correct engine says."""
+        output = self.d.result(WAIT)
+        assert output.token_ids == answer(self.tokens, self.count), f"{len(self.tokens)} tokens, {output}"
+        return output
+
+
+@dataclass(slots=True)
+class Pair:
+    """Dispatches requests as routers do."""
+
+    p: Side
+    d: Side
+    checks: list[Side] = field(default_factory=list)
+
+    def coordinates(self, transfer_id: bytes) -> dict[str, Any]:
+        """What D is told if P has not answered yet."""
+        return {
+            "do_remote_prefill": True,
+            "do_remote_decode": False,
+            "remote_engine_id": self.p.engine.name,
+            "remote_host": "127.0.0.1",
+            "remote_port": self.p.node.port,
+            "transfer_id": transfer_id.hex(),
+        }
+
+    def prefill(self, tokens: Sequence[int], transfer_id: bytes, count: int = 1) -> Request:
+        """P's leg."""
+        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id.hex()}
+        return self.p.engine.submit(tokens, count, params)
+
+    def decode(self, tokens: Sequence[int], count: int, transfer_id: bytes) -> Request:
+        """D's leg, with P's static coordinates."""
+        return self.d.engine.submit(tokens, count, self.coordinates(transfer_id))
+
+    def at_once(
+        self,
+        tokens: list[int],
+        count: int = 4,
+        *,
+        longer: list[int] | None = None,
+        d_first: bool = False,
+        p_count: int = 1,
+    ) -> Legs:
+        """Both legs together. `longer` is D's prompt where it is not P's."""
+        transfer_id = secrets.token_bytes(16)
+        wanted = longer or tokens
+        if d_first:
+            d = self.decode(wanted, count, transfer_id)
+            p = self.prefill(tokens, transfer_id, p_count)
+        else:
+            p = self.prefill(tokens, transfer_id, p_count)
+            d = self.decode(wanted, count, transfer_id)
+        return Legs(wanted, count, transfer_id, p, d)
+
+    def in_turn(self, tokens: list[int], count: int = 4, *, longer: list[int] | None = None) -> Legs:
+        """P's leg, and when it has answered D's with what P returned."""
+        transfer_id = secrets.token_bytes(16)
+        p = self.prefill(tokens, transfer_id)
+        params = p.result(WAIT).kv_transfer_params
+        wanted = longer or tokens
+        return Legs(wanted, count, transfer_id, p, self.d.engine.submit(wanted, count, params))
+
+    def received(self, transfer_id: bytes) -> admin_pb2.Transfer:
+        """D's node's account of a transfer, once it is over."""
+        return account(self.d.node, transfer_id)
+
+    def sent(self, transfer_id: bytes) -> admin_pb2.Transfer:
+        """P's node's account of a transfer, once it is over."""
+        return account(self.p.node, transfer_id)
+
+
+def account(node: Node, transfer_id: bytes) -> admin_pb2.Transfer:
+    """A node's account of a transfer that is over."""
+
+    def ended() -> admin_pb2.Transfer | None:
+        found = node.transfers(transfer_id)
+        return next((t for t in found if t.half.phase == admin_pb2.PHASE_ENDED), None)
+
+    transfer: admin_pb2.Transfer = eventually(f"{node.name} ends {transfer_id.hex()}", ended)
+    return transfer
+
+
+def phase(node: Node, transfer_id: bytes) -> int | None:
+    """Where a transfer stands on a node; None where it is not known."""
+    found = node.transfers(transfer_id)
+    return found[0].half.phase if found else None
+
+
+def settle(*sides: Side, wait: float = WAIT) -> None:
+    """Waits until everything is given back: engines idle, all blocks in vLLM's pool, daemons hold nothing.
+
+    Raises AssertionError with what is still held, or with what the witness found.
+    """
+    for side in sides:
+        stats = side.engine.idle(wait)
+        assert not stats.mismatches, f"{side.engine.name}: {stats.mismatches[:3]}"
+    nodes = {side.node.name: side.node for side in sides}
+    deadline = time.monotonic() + wait
+    while True:
+        held = []
+        for side in sides:
+            # An idle engine looks at what its daemon said when it is next asked for something.
+            side.engine.inspect("testing.clockwork.probes:ask_connector", timeout=wait)
+            stats = side.engine.stats(wait)
+            if stats.free_blocks != stats.blocks - 1:
+                held.append(f"{side.engine.name} has {stats.free_blocks} free of {stats.blocks} blocks")
+        for node in nodes.values():
+            now = node.status().held
+            if now.reservations or now.handoffs or now.quarantined_blocks or now.writes:
+                held.append(f"{node.name} holds {' '.join(str(now).split())}")
+        if not held:
+            return
+        assert time.monotonic() < deadline, f"after {wait:g} s: {'; '.join(held)}"
+        time.sleep(0.02)

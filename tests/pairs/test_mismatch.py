@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engines of the same shape whose KV means something else: refused, and the reason says what differs."""
+
+import secrets
+
+import pytest
+from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
+
+from testing.clockwork import checkpoint
+
+pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def strangers(harness, nodes, model, tmp_path_factory):
+    """Engines on P's node that D must not understand, by the field that differs."""
+    node, _ = nodes
+    folder = tmp_path_factory.mktemp("models")
+    other = checkpoint.write(folder / "other", checkpoint.Geometry(vocab=2047))
+    turned = checkpoint.write(folder / "turned", checkpoint.Geometry())
+    config = (turned / "config.json").read_text()
+    (turned / "config.json").write_text(config.replace("{", '{"rope_theta": 777.0,', 1))
+    with (
+        start(harness, "vocabulary", "kv_producer", node, other) as vocabulary,
+        start(harness, "weights", "kv_producer", node, model, seed=1) as weights,
+        start(harness, "rope", "kv_producer", node, turned) as rope,
+        start(harness, "dtype", "kv_producer", node, model, kv_cache_dtype="fp8") as dtype,
+    ):
+        found = {"vocabulary": vocabulary, "weights": weights, "rope": rope, "dtype": dtype}
+        for engine in found.values():
+            engine.ready(240)
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [("vocabulary", "model"), ("weights", "model"), ("rope", "rope"), ("dtype", "kv_dtype")],
+)
+def test_an_engine_whose_kv_means_something_else_is_refused_and_the_field_named(pair, strangers, name, field):
+    wrong = Pair(Side(strangers[name], pair.p.node), pair.d)
+    tokens, transfer_id = prompt(100, name), secrets.token_bytes(16)
+    prefilled = wrong.prefill(tokens, transfer_id)
+    output = wrong.decode(tokens, 4, transfer_id).result(WAIT)
+    assert output.token_ids == answer(tokens, 4)
+    assert output.external_cached_tokens == 0
+    detail = wrong.received(transfer_id).fault.detail
+    assert field in detail, detail
+    prefilled.result(WAIT)
+    settle(wrong.p, wrong.d)
