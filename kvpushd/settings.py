@@ -166,7 +166,7 @@ class Settings(Part):
     insecure_peers: bool = False
     """Take and make links without certificates: any host that reaches the port can write into KV caches."""
     tls: Tls = Tls()
-    link_silence: Seconds = Field(default=3.0, ge=0.1, le=600)
+    link_silence: Seconds = Field(default=10.0, ge=0.1, le=600)
     """Silence after which a link to a peer is given up."""
     connect_timeout: Seconds = Field(default=5.0, gt=0, le=600)
     """Time that a link may take to come up."""
