@@ -7,10 +7,10 @@ PROTOS := .venv-protos/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format protos check clean
+.PHONY: help venv demo test bench bench-quick lint format protos check clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
 
 venv: ## create .venv with the project and a vLLM in it (once: 4 GB, some minutes)
 	@$(PYTHON) tools/install.py
@@ -20,6 +20,12 @@ demo: venv ## two engines and two daemons on this machine, one prompt moved and 
 
 test: venv ## the default tests; PYTEST_ARGS="tests/core -x" narrows them
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+bench: venv ## kvpushd beside vLLM's own connectors, in about 30 minutes (root): benchmarks/results/latest/
+	$(BIN)/python -m benchmarks
+
+bench-quick: venv ## the same in under 8 minutes, with fewer rounds and cases
+	$(BIN)/python -m benchmarks --quick
 
 lint: venv .venv-protos/installed ## style, types, import rules, protos
 	$(BIN)/ruff check .

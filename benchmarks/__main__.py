@@ -11,7 +11,10 @@ The exit status is 0 if every part gave numbers, whether or not they reach their
 from __future__ import annotations
 
 import argparse
+import shutil
+import signal
 import sys
+import tempfile
 import time
 import traceback
 from datetime import datetime
@@ -45,22 +48,27 @@ def main() -> int:
     folder = arguments.results / datetime.now().strftime("%Y-%m-%d-%H%M%S")
     record = Record(folder, machine.describe(), rounds, arguments.quick)
     begun = time.monotonic()
+    # So that everything that was started ends, and namespaces go away.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
 
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     failed = False
     for name in arguments.part or known:
-        job = Job(rounds, arguments.quick, frozenset(arguments.scenario), folder / name, say)
-        job.folder.mkdir(parents=True, exist_ok=True)
+        # Not in the results' folder: paths of unix sockets must be short.
+        scratch = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
+        job = Job(rounds, arguments.quick, frozenset(arguments.scenario), scratch, say)
         try:
             outcome = known[name].run(job)
         except Exception as error:  # noqa: BLE001 - the other parts still have something to say
             traceback.print_exc()
             record.failed(name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
+            say(f"logs of the failed part are in {scratch}")
             failed = True
         else:
             record.add(name, outcome)
+            shutil.rmtree(scratch)
             for table in outcome.tables:
                 print(tables.plain(table))
     print(tables.plain(tables.of_goals(record.goals)))

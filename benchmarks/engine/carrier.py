@@ -140,7 +140,10 @@ class _End:
         if metadata:
             self._peer = self._agent.add_remote_agent(base64.b64decode(metadata))
             self._peer_address = address
-        return {"metadata": base64.b64encode(self._agent.get_agent_metadata()).decode(), "address": self._address}
+        return {
+            "metadata": base64.b64encode(self._agent.get_agent_metadata()).decode(),
+            "address": self._address,
+        }
 
     def _do_poll(self) -> None:
         while not select.select([sys.stdin], [], [], 0)[0]:
@@ -149,7 +152,7 @@ class _End:
     def _do_stop(self) -> dict[str, Any]:
         return {}
 
-    def _do_write(self, bytes: int, run: int, times: int) -> dict[str, Any]:  # noqa: A002 - as in the JSON
+    def _do_write(self, bytes: int, run: int, times: int) -> dict[str, Any]:
         count = bytes // run
         places = np.random.default_rng(1).permutation(POOL_BYTES // run)[:count].astype(np.uint64) * run
 
@@ -179,14 +182,14 @@ class _End:
 
     def _receive(self, listener: socket.socket) -> None:
         with listener, listener.accept()[0] as connection:
-            view = memoryview(self._pool)
+            view = memoryview(self._pool.data)
             while connection.recv_into(view, 1 << 20):
                 pass
             connection.sendall(b".")
         print(json.dumps({"received": True}), flush=True)
 
-    def _do_send(self, bytes: int, host: str, port: int) -> dict[str, Any]:  # noqa: A002
-        view = memoryview(self._pool)
+    def _do_send(self, bytes: int, host: str, port: int) -> dict[str, Any]:
+        view = memoryview(self._pool.data)
         with socket.create_connection((host, port)) as connection:
             begun = time.monotonic()
             left = bytes

@@ -42,9 +42,7 @@ PULL = Contender("pull", "pull")
 PUSH = Contender("push", "push", concurrent=True)
 PUSH_SEQUENTIAL = Contender("push, sequential", "push")
 NONE = Contender("no transfer", "none")
-PUSH_SLOWED = Contender(
-    "push, thread slowed", "push", concurrent=True, setting=Setting("push", slowed=True)
-)
+PUSH_SLOWED = Contender("push, thread slowed", "push", concurrent=True, setting=Setting("push", slowed=True))
 
 ALL = (KVPUSHD, PULL, PUSH, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL, NONE)
 MOVERS = (PULL, PUSH, PUSH_SEQUENTIAL)

@@ -14,6 +14,7 @@ from typing import Any
 from benchmarks.engine import probes, slowed
 from benchmarks.engine.contenders import Contender, Setting
 from testing import netns
+from testing.clockwork.checkpoint import Geometry
 from testing.clockwork.clock import Clock
 from testing.clockwork.engine import Engine, Request
 from testing.clockwork.harness import Harness
@@ -29,6 +30,7 @@ class Shape:
     """The engines' arguments, the same for all contenders, and kvpushd's."""
 
     model: Path
+    geometry: Geometry
     block_size: int
     kv_cache_bytes: int
     max_model_len: int
@@ -40,7 +42,9 @@ class Shape:
 class Pair:
     """P and D of one setting. `launch`, then `wait_ready`; use it inside `awake`."""
 
-    def __init__(self, setting: Setting, shape: Shape, harness: Harness, link: netns.Link, folder: Path) -> None:
+    def __init__(
+        self, setting: Setting, shape: Shape, harness: Harness, link: netns.Link, folder: Path
+    ) -> None:
         self.setting = setting
         self._shape = shape
         self._harness = harness
@@ -93,7 +97,7 @@ class Pair:
 
     def _engine(self, end: int, name: str, role: str) -> Engine:
         shape, family = self._shape, self.setting.family
-        transfer: dict[str, Any] | None = {"kv_role": role, "engine_id": f"{family}-{name}"}
+        transfer: dict[str, Any] = {"kv_role": role, "engine_id": f"{family}-{name}"}
         if family == "kvpushd":
             transfer |= {
                 "kv_connector": "KvpushConnector",
@@ -107,12 +111,10 @@ class Pair:
         elif family in ("pull", "push"):
             connector = "NixlConnector" if family == "pull" else "NixlPushConnector"
             transfer |= {"kv_connector": connector, "kv_buffer_device": "cpu"}
-        else:
-            transfer = None
         return self._harness.engine(
             f"{family}{'-slowed' if self.setting.slowed else ''}-{name}",
             model=shape.model,
-            kv_transfer_config=transfer,
+            kv_transfer_config=None if family == "none" else transfer,
             env={
                 "UCX_TLS": "tcp,self",
                 "VLLM_NIXL_SIDE_CHANNEL_HOST": self._link.hosts[end],
@@ -124,6 +126,7 @@ class Pair:
             block_size=shape.block_size,
             max_num_batched_tokens=shape.max_num_batched_tokens,
             max_model_len=shape.max_model_len,
+            max_num_seqs=256,
             enable_prefix_caching=True,
         )
 
@@ -161,7 +164,10 @@ class Pair:
             self.p.inspect(f"{probes.__name__}:set_budget", budget)
 
     def settle(self) -> None:
-        """Until neither engine has anything left to do. Raises RuntimeError if a witness found a wrong byte."""
+        """Until neither engine has anything left to do.
+
+        Raises RuntimeError if a witness found a wrong byte.
+        """
         for engine in self._engines:
             stats = engine.idle(ANSWER_S)
             if stats.mismatches:
@@ -175,11 +181,11 @@ class Pair:
     def begin(
         self, contender: Contender, prompt: Sequence[int], max_tokens: int, request_id: str
     ) -> tuple[Request, Request]:
-        """Dispatches one request; returns P's leg and D's. Where legs follow each other, waits between them."""
+        """Dispatches one request; returns P's leg and D's. Waits for P where legs follow each other."""
         if self.setting.family == "none":
             leg = self.p.submit(prompt, max_tokens, request_id=request_id)
             return leg, leg
-        first = {"do_remote_decode": True, "do_remote_prefill": False}
+        first: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False}
         if self.setting.family == "kvpushd":
             first["transfer_id"] = secrets.token_hex(16)
         else:

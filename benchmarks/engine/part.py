@@ -9,8 +9,14 @@ from collections.abc import Sequence
 from benchmarks.engine import contenders
 from benchmarks.engine.carrier import Carriers
 from benchmarks.engine.pair import Shape
-from benchmarks.engine.scenarios.base import Findings
+from benchmarks.engine.scenarios.base import Findings, Scenario
+from benchmarks.engine.scenarios.burst import Burst
+from benchmarks.engine.scenarios.busy import Busy
+from benchmarks.engine.scenarios.fragmented import Fragmented
+from benchmarks.engine.scenarios.interference import Interference
 from benchmarks.engine.scenarios.link_bound import LinkBound
+from benchmarks.engine.scenarios.mixed import Mixed
+from benchmarks.engine.scenarios.prefixes import Prefixes
 from benchmarks.engine.stage import Rounds, Stage
 from benchmarks.report import tables
 from benchmarks.report.statistics import summary
@@ -22,7 +28,27 @@ from testing.clockwork.harness import Harness
 
 BLOCK = 16
 WIDE = checkpoint.Geometry(layers=24, kv_heads=4, head_dim=128, works=Works(verify="first"))
-"""48 KiB of KV a token, in runs of 32 KiB per block and layer."""
+"""A full-sized model's shape: runs of 32 KiB per block and layer."""
+NARROW = checkpoint.Geometry(layers=48, kv_heads=1, head_dim=64, works=Works(verify="first"))
+"""One narrow head, as a latent is: runs of 4 KiB."""
+LAYER_GROUPS = 8
+_STAGES: tuple[
+    tuple[str, checkpoint.Geometry, int, tuple[tuple[type[Scenario], tuple[str, ...]], ...]], ...
+] = (
+    (
+        "wide",
+        WIDE,
+        960 << 20,
+        (
+            (LinkBound, ("a1", "a2", "sweep")),
+            (Prefixes, ("c",)),
+            (Mixed, ("d",)),
+            (Interference, ("f",)),
+            (Busy, ("g",)),
+        ),
+    ),
+    ("narrow", NARROW, 768 << 20, ((Fragmented, ("b",)), (Burst, ("e",)))),
+)
 _NODE = {"ucx__tls": "tcp,self"}
 
 
@@ -36,8 +62,8 @@ class EnginePart:
         findings = Findings()
         rows: list[Row] = []
         findings.facts += [
-            "two network namespaces, joined by veth, shaped by tc tbf; UCX_TLS=tcp,self for all, since between "
-            "two namespaces of one host UCX's default would go around the link",
+            "two network namespaces, joined by veth, shaped by tc tbf; UCX_TLS=tcp,self for all, since UCX's "
+            "default would go around the link between two namespaces of one host",
             "the engines of vLLM's connectors are stopped (SIGSTOP) while others are measured: their agents' "
             "progress threads spin; kvpushd's engines and daemons run on",
             "all processes may use all cores; block size, KV space, clock and link are the same for all",
@@ -47,29 +73,50 @@ class EnginePart:
             Carriers(link) as carriers,
             Harness(job.folder / "engines") as harness,
         ):
-            shape = Shape(
-                model=checkpoint.write(job.folder / "wide", WIDE),
-                block_size=BLOCK,
-                kv_cache_bytes=960 << 20,
-                max_model_len=9216,
-                max_num_batched_tokens=8192,
-                layer_groups=8,
-                node=_NODE,
-            )
-            job.say("starting the pairs")
-            with Stage(job, shape, harness, link, carriers, job.folder / "wide-nodes") as stage:
-                job.say("all pairs are up")
-                LinkBound(2048 * WIDE.bytes_per_token, BLOCK * WIDE.bytes_per_token // WIDE.layers).run(
-                    stage, findings
+            for name, geometry, kv_bytes, scenarios in _STAGES:
+                if not any(job.wants(scenario) for _, wanted in scenarios for scenario in wanted):
+                    continue
+                shape = Shape(
+                    model=checkpoint.write(job.folder / name, geometry),
+                    geometry=geometry,
+                    block_size=BLOCK,
+                    kv_cache_bytes=kv_bytes,
+                    max_model_len=9216,
+                    max_num_batched_tokens=8192,
+                    layer_groups=LAYER_GROUPS,
+                    node=_NODE,
                 )
-                rows += stage.rows
-                findings.facts += stage.chosen
+                findings.facts.append(
+                    f"{name} model: {geometry.layers} layers, {geometry.kv_heads} KV heads of "
+                    f"{geometry.head_dim}, {geometry.bytes_per_token >> 10} KiB of KV a token, blocks of "
+                    f"{BLOCK} tokens, {kv_bytes >> 20} MiB of KV space; kvpushd in {LAYER_GROUPS} groups of layers"
+                )
+                job.say(f"{name} model: starting the pairs")
+                with Stage(job, shape, harness, link, carriers, job.folder / f"{name}-nodes") as stage:
+                    job.say("all pairs are up")
+                    for scenario, _ in scenarios:
+                        scenario().run(stage, findings)
+                    rows += stage.rows
+                    findings.facts += stage.chosen
         summary_tables = [_measures(rounds) for rounds in findings.rounds]
         plots = [*_bars(findings.rounds), *findings.plots]
         return Outcome(rows, findings.goals, findings.facts, [*summary_tables, *findings.tables], plots)
 
 
-_SHOWN = ("ttft_s", "ttft_p95_s", "tpot_s", "tail_s", "handover_s", "requests_per_s", "engine_cpu_s", "node_cpu_s")
+_SHOWN = (
+    "ttft_s",
+    "ttft_p95_s",
+    "interactive_ttft_p95_s",
+    "tpot_s",
+    "stall_s",
+    "tail_s",
+    "first_tail_s",
+    "handover_s",
+    "requests_per_s",
+    "p_tokens_per_s",
+    "engine_cpu_s",
+    "node_cpu_s",
+)
 
 
 def _measures(rounds: Rounds) -> Table:
@@ -89,12 +136,15 @@ def _measures(rounds: Rounds) -> Table:
 def _bars(all_rounds: Sequence[Rounds]) -> list[Bars]:
     shown = [rounds for rounds in all_rounds if not rounds.scenario.startswith("sweep")]
     plots = []
-    for measure, title in (("ttft_s", "Time to first token"), ("tail_s", "Tail: last byte at P to first token")):
+    for measure, title in (
+        ("ttft_s", "Time to first token"),
+        ("tail_s", "Tail: last byte at P to first token"),
+    ):
         series: dict[str, list[tuple[float, float, float] | None]] = {}
         for contender in contenders.ALL:
             bars: list[tuple[float, float, float] | None] = []
             for rounds in shown:
-                if contender.name not in rounds.trials:
+                if contender.name not in rounds.trials or measure not in rounds.rows[0].values:
                     bars.append(None)
                     continue
                 s = summary([1e3 * v for v in rounds.values(contender, measure)])

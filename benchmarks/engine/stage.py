@@ -7,18 +7,32 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.engine.carrier import Carriers
 from benchmarks.engine.contenders import SETTINGS, Contender, Family, Setting
 from benchmarks.engine.pair import Pair, Shape
-from benchmarks.engine.trial import Trial
+from benchmarks.engine.trial import Sample
 from benchmarks.report.statistics import Ratio, paired_ratio
+from benchmarks.report.tables import unit_of
 from benchmarks.report.values import Job, Row
 from testing import netns
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import Harness
 
-Play = Callable[[Pair, Contender, int], Trial]
+
+class Turn(Protocol):
+    """What a contender did in its turn."""
+
+    @property
+    def samples(self) -> Sequence[Sample]:
+        """Of its requests."""
+
+    def values(self) -> dict[str, float]:
+        """Measures of the whole turn."""
+
+
+Play = Callable[[Pair, Contender, int], Turn]
 """One turn of a contender in a round; the pair is awake and has nothing to do."""
 
 CHOICE_ROUNDS = 2
@@ -73,6 +87,16 @@ class Stage:
         for pair in self._pairs.values():
             pair.close()
 
+    @property
+    def bytes_per_token(self) -> int:
+        """KV of a token, all layers."""
+        return self.shape.geometry.bytes_per_token
+
+    @property
+    def run_bytes(self) -> int:
+        """KV of a block in one layer: what is contiguous."""
+        return self.shape.block_size * self.bytes_per_token // self.shape.geometry.layers
+
     @contextmanager
     def pair(self, contender: Contender) -> Iterator[Pair]:
         """The pair that plays for a contender, awake, and settled afterwards."""
@@ -93,7 +117,10 @@ class Stage:
 
     def choose(self, scenario: str, play: Play, families: Sequence[Family] = ("pull", "push")) -> None:
         """Finds each family's best setting here: by the median TTFT of a few turns, dispatched as it is
-        fastest. The turns are kept as rows of their own kind; they count for no comparison."""
+        fastest. The turns are kept as rows of their own kind; they count for no comparison. A quick run does
+        it once for all scenarios of a stage."""
+        if self.job.quick and self.chosen:
+            return
         candidates = [
             Contender(str(setting), setting.family, setting.family == "push", setting)
             for setting in self._pairs
@@ -115,9 +142,17 @@ class Stage:
             self.job.say(self.chosen[-1])
 
     def rounds(
-        self, scenario: str, contenders: Sequence[Contender], play: Play, count: int | None = None
+        self,
+        scenario: str,
+        contenders: Sequence[Contender],
+        play: Play,
+        count: int | None = None,
+        told: str = "ttft_s",
     ) -> Rounds:
-        """Plays paired rounds: in each, every contender once, in an order that turns round by round."""
+        """Plays paired rounds: in each, every contender once, in an order that turns round by round.
+
+        `told` is the measure that the progress names.
+        """
         found = Rounds(scenario)
         total = self.job.rounds if count is None else count
         for number in range(total):
@@ -126,12 +161,13 @@ class Stage:
             for contender in order if number % 2 == 0 else reversed(order):
                 trial = self._turn(contender, play, number)
                 found.add(contender, number, trial)
-            said = [f"{c.name} {found.values(c, 'ttft_s')[-1] * 1e3:.0f}" for c in contenders]
-            self.job.say(f"{scenario} {number + 1}/{total}: TTFT ms: {', '.join(said)}")
+            factor, unit = unit_of(told)
+            said = [f"{c.name} {found.values(c, told)[-1] * factor:.0f}" for c in contenders]
+            self.job.say(f"{scenario} {number + 1}/{total}: {told} {unit}: {', '.join(said)}")
         self.rows += found.rows
         return found
 
-    def _turn(self, contender: Contender, play: Play, number: int) -> Trial:
+    def _turn(self, contender: Contender, play: Play, number: int) -> Turn:
         with self.pair(contender) as pair:
             return play(pair, contender, number)
 
@@ -142,9 +178,9 @@ class Rounds:
     def __init__(self, scenario: str) -> None:
         self.scenario = scenario
         self.rows: list[Row] = []
-        self.trials: dict[str, list[Trial]] = {}
+        self.trials: dict[str, list[Turn]] = {}
 
-    def add(self, contender: Contender, number: int, trial: Trial) -> None:
+    def add(self, contender: Contender, number: int, trial: Turn) -> None:
         """A contender's turn."""
         self.trials.setdefault(contender.name, []).append(trial)
         self.rows.append(Row(self.scenario, contender.name, number, "trial", trial.values()))

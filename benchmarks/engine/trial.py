@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from benchmarks.engine import probes
 from benchmarks.engine.contenders import Contender
@@ -68,6 +68,8 @@ class Trial:
     seconds: float
     engine_cpu: float
     node_cpu: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+    """What a scenario measures besides."""
 
     def of(self, kind: str) -> list[Sample]:
         """The samples of one kind."""
@@ -90,7 +92,7 @@ class Trial:
             found["ttft_p95_s"] = percentile(ttfts, 95)
             found["ttft_p99_s"] = percentile(ttfts, 99)
             found["requests_per_s"] = len(ttfts) / self.seconds
-        return found
+        return found | dict(self.extra)
 
 
 def prompt(count: int, *seed: object) -> list[int]:
@@ -173,11 +175,6 @@ def _check(contender: Contender, pair: Pair, ask: Ask, p: Output, d: Output) -> 
         raise WrongTokens(f"{contender.name}: P gave {p.token_ids}, the reference is {expected[:1]}")
     if p is not d and (d.external_cached_tokens or 0) < ask.moved:
         raise RuntimeError(
-            f"{contender.name}: D got {d.external_cached_tokens} of {ask.moved} tokens from P and computed the "
-            f"rest; {pair.log_tail()}"
+            f"{contender.name}: D got {d.external_cached_tokens} of {ask.moved} tokens from P and computed "
+            f"the rest; {pair.log_tail()}"
         )
-
-
-def plain(values: Mapping[str, float]) -> str:
-    """For a line of progress."""
-    return ", ".join(f"{name.removesuffix('_s')} {values[name] * 1e3:.0f} ms" for name in values)

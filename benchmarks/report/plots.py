@@ -13,7 +13,7 @@ from benchmarks.report.values import Bars, Lines
 
 matplotlib.use("agg")
 
-from matplotlib import pyplot as plt  # noqa: E402 - it would look for a display
+from matplotlib import pyplot as plt
 
 
 def draw(plot: Bars | Lines, folder: Path) -> Path:

@@ -73,7 +73,9 @@ def plain(table: Table) -> str:
     cells = [list(table.header), *[list(row) for row in table.rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(table.header))]
     lines = [
-        "  ".join(text.replace("**", "").ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            text.replace("**", "").ljust(width) for text, width in zip(row, widths, strict=True)
+        ).rstrip()
         for row in cells
     ]
     return "\n".join([table.title, lines[0], "-" * len(lines[0]), *lines[1:]]) + "\n"

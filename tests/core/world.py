@@ -884,7 +884,10 @@ class World:
             self.run()
         for node in self.nodes.values():
             live = [e for e in self.engines if e.node is node]
-            assert node.ledger.idle, "every request ends (invariant 4)"
+            held = [(r.key, r.parts) for r in node.ledger.reservations()]
+            assert not held, "every request ends (invariant 4)"
+            assert not node.ledger.handoffs(), "every request ends (invariant 4)"
+            assert node.ledger.idle
             assert not any(e.reservations or e.handoffs for e in live), "and every engine knows (invariant 3)"
         for engine in self.engines:
             if engine.incarnation is not None:

@@ -2,8 +2,8 @@
 """Models, and the pair that most tests share."""
 
 import pytest
-from pairs.kit import Pair, Side, settle, start
 
+from pairs.kit import Pair, Side, settle, start
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock
 from testing.node import Node

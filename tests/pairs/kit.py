@@ -55,7 +55,7 @@ def start(
     extra: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Engine:
-    """Starts an engine with our connector, on a node; `Engine.ready` waits for it. Its engine_id is its name."""
+    """Starts an engine with our connector; `Engine.ready` waits for it. Its engine_id is its name."""
     transfer = {
         "kv_connector": "KvpushConnector",
         "kv_connector_module_path": "kvpush_client.vllm.connector",

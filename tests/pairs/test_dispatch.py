@@ -2,8 +2,8 @@
 """Prompts of all lengths, dispatched in every order: each byte is where it must be."""
 
 import pytest
-from pairs.kit import BLOCK, WAIT, answer, prompt
 
+from pairs.kit import BLOCK, WAIT, answer, prompt
 from testing.clockwork.clock import Clock
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]

@@ -8,9 +8,9 @@ import os
 import signal
 
 import pytest
-from pairs.kit import WAIT, Pair, Side, answer, eventually, phase, prompt, settle, start
 
-from kvpush_client._proto import admin_pb2
+from kvpush_client._proto import admin_pb2, types_pb2
+from pairs.kit import WAIT, Pair, Side, answer, eventually, phase, prompt, settle, start
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import EngineFailed
 from testing.node import Node
@@ -81,8 +81,10 @@ def test_an_engine_without_a_daemon_ends_at_once_and_says_what_to_do(harness, mo
         pytest.raises(EngineFailed) as failed,
     ):
         lonely.ready(START)
-    assert f"kvpushd at {nobody.runtime_dir / 'kvpushd.sock'}" in str(failed.value)
-    assert "systemctl status kvpushd" in str(failed.value)
+    assert "exit status 1" in str(failed.value)
+    said = lonely.log.read_text()
+    assert f"kvpushd at {nobody.runtime_dir / 'kvpushd.sock'}" in said
+    assert "systemctl status kvpushd" in said
 
 
 def test_d_s_daemon_is_killed_while_bytes_move_and_d_computes_the_prompt(trio):
@@ -157,7 +159,7 @@ def test_an_engine_is_killed_while_bytes_move_and_another_takes_its_name(harness
         assert name in pair.received(legs.transfer_id).fault.detail
     else:
         assert legs.p.result(WAIT).token_ids == answer(legs.tokens, 1)
-        assert name in pair.sent(legs.transfer_id).fault.detail
+        assert pair.sent(legs.transfer_id).fault.reason == types_pb2.REASON_ENGINE_GONE
         survivor.engine.set_clock(Clock())
     settle(survivor)
     with begin() as heir:

@@ -4,8 +4,8 @@
 import secrets
 
 import pytest
-from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
 
+from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
 from testing.clockwork import checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]

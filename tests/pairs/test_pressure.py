@@ -2,8 +2,8 @@
 """KV caches that are far too small: vLLM preempts all the time, and sliding windows move on meanwhile."""
 
 import pytest
-from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
 
+from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock, Works
 from testing.node import Node

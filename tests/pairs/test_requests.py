@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What routers may say about a request: what can't be followed is computed where it is, and engines live on."""
+"""What routers may say of a request: what can't be followed is computed where it is; engines live on."""
 
 import secrets
 
 import pytest
-from pairs.kit import WAIT, answer, prompt
 
+from pairs.kit import WAIT, answer, prompt
 from testing.node import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]

@@ -33,8 +33,8 @@ class Pair:
                 node.start()
             self.p = stack.enter_context(self._engine("P", "kv_producer", self.p_node))
             self.d = stack.enter_context(self._engine("D", "kv_consumer", self.d_node))
-            self.p.ready(120)
-            self.d.ready(120)
+            self.p.ready(300)
+            self.d.ready(300)
             self._stack = stack.pop_all()
         return self
 

@@ -43,7 +43,7 @@ def test_tensor_parallel_sizes_that_differ(harness, models, tmp_path, prompt, p,
 
 def test_preemptions_on_p_start_new_attempts_and_every_answer_is_right(harness, models, tmp_path, prompt):
     # 40 blocks: two prompts that decode and a third that is prefilled in small steps do not fit for long.
-    small = {"kv_cache_bytes": 40 * 16 * 2048, "max_num_batched_tokens": 16}
+    small = {"kv_cache_bytes": 40 * 16 * 2048, "max_num_batched_tokens": 8, "max_num_seqs": 4}
     with Pair(harness, tmp_path, models["plain"], p=small, max_model_len=512, lease=60) as pair:
         prompts = [prompt(190 + seed, seed=seed) for seed in range(8)]
         legs = []
@@ -56,7 +56,7 @@ def test_preemptions_on_p_start_new_attempts_and_every_answer_is_right(harness, 
             assert right(on_p.result(120), tokens)
             assert right(on_d.result(120), tokens)
         assert pair.p.stats().preemptions > 0
-        assert any(transfer.half.key.attempt > 0 for transfer in pair.p_node.transfers())
+        assert any(transfer.half.attempt > 0 for transfer in pair.p_node.transfers())
         pair.settle()
 
 
@@ -123,7 +123,7 @@ def write_qwen3(folder):
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 2048,
+        "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-6,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,

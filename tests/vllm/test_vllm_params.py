@@ -120,6 +120,8 @@ def test_a_port_may_be_said_in_digits():
         (RECEIVE | {"remote_port": None}, "remote_port"),
         (RECEIVE | {"transfer_id": 5}, "transfer_id"),
         (RECEIVE | {"transfer_id": b"bytes"}, "transfer_id"),
+        (RECEIVE | {"transfer_id": "half a surrogate \ud800"}, "transfer_id"),
+        (RECEIVE | {"remote_host": "\udfff"}, "remote_host"),
         (RECEIVE | {"transfer_id": None}, "transfer_id"),
         ({"do_remote_decode": True, "transfer_id": ["x"]}, "transfer_id"),
         ({"do_remote_decode": True, "receiver_engine_id": 3}, "receiver_engine_id"),

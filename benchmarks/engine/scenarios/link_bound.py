@@ -20,6 +20,7 @@ from benchmarks.engine.scenarios.base import (
     PREFILL_S,
     PROMPT,
     Findings,
+    calibrate,
     never_behind,
 )
 from benchmarks.engine.stage import Rounds, Stage
@@ -33,11 +34,7 @@ _SWEPT = (KVPUSHD, PULL, PUSH)
 
 
 class LinkBound:
-    """Plays a1, a2 and the sweep. `size` and `run` are a prompt's bytes, and those of one block's layer."""
-
-    def __init__(self, size: int, run: int) -> None:
-        self._size = size
-        self._run = run
+    """Plays a1, a2 and the sweep."""
 
     def run(self, stage: Stage, findings: Findings) -> None:
         """All of it, as far as the job wants it."""
@@ -47,18 +44,8 @@ class LinkBound:
         if stage.job.wants("sweep") and not (stage.job.quick and not stage.job.only):
             self._sweep(stage, findings)
 
-    def _calibrate(self, stage: Stage, findings: Findings, scenario: str, ratio: float) -> float:
-        took = stage.carriers.calibrate(self._size, self._run, PREFILL_S * ratio)
-        rate = stage.link.rate or 0
-        findings.facts.append(
-            f"{scenario}: link at {rate / 1e6:.0f} MB/s; raw NIXL moves a prompt's {self._size >> 20} MiB in "
-            f"{took * 1e3:.0f} ms, {took / PREFILL_S:.2f} of its prefill"
-        )
-        stage.job.say(findings.facts[-1])
-        return took / PREFILL_S
-
     def _compare(self, stage: Stage, findings: Findings, scenario: str, chunk: int) -> None:
-        self._calibrate(stage, findings, scenario, 1.0)
+        calibrate(stage, findings, scenario, 1.0)
         stage.configure(P_CLOCK, D_CLOCK, chunk)
         answer = 32 if stage.job.quick else 128
 
@@ -70,16 +57,26 @@ class LinkBound:
         if stage.setting_of(PUSH) != PUSH_SLOWED.setting:
             contenders = (*ALL, PUSH_SLOWED)
         rounds = stage.rounds(scenario, contenders, turn)
-        after = stage.carriers.nixl_seconds(self._size, self._run)
+        after = stage.carriers.nixl_seconds(PROMPT * stage.bytes_per_token, stage.run_bytes)
         findings.facts.append(f"{scenario}: afterwards, {after / PREFILL_S:.2f} of prefill")
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)
         findings.goals += [
-            goal(1, "TTFT, against / kvpushd", ">=", 1.6, rounds.ratio("ttft_s", o, KVPUSHD), scenario, o.name)
+            goal(
+                1, "TTFT, against / kvpushd", ">=", 1.6, rounds.ratio("ttft_s", o, KVPUSHD), scenario, o.name
+            )
             for o in (PULL, PUSH)
         ]
         findings.goals += [
-            goal(2, "tail, kvpushd / against", "<=", limit, rounds.ratio("tail_s", KVPUSHD, o), scenario, o.name)
+            goal(
+                2,
+                "tail, kvpushd / against",
+                "<=",
+                limit,
+                rounds.ratio("tail_s", KVPUSHD, o),
+                scenario,
+                o.name,
+            )
             for o, limit in ((PULL, 1 / 4), (PUSH, 1 / 3), (PUSH_SEQUENTIAL, 1 / 3))
         ]
         slowed = PUSH_SLOWED if PUSH_SLOWED in contenders else PUSH
@@ -101,7 +98,7 @@ class LinkBound:
         lines: dict[str, list[tuple[float, float]]] = {contender.name: [] for contender in _SWEPT}
         for wanted in SWEEP:
             scenario = f"sweep {wanted:g}"
-            ratio = self._calibrate(stage, findings, scenario, wanted)
+            ratio = calibrate(stage, findings, scenario, wanted)
 
             def turn(pair: Pair, contender: Contender, number: int, scenario: str = scenario) -> Trial:
                 return play(pair, contender, [_ask(scenario, contender, number, 8)])
@@ -134,5 +131,3 @@ def _cpu(rounds: Rounds, contenders: tuple[Contender, ...]) -> Table:
 
 def _median(values: list[float]) -> float:
     return sorted(values)[len(values) // 2]
-
-
