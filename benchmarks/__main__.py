@@ -54,7 +54,6 @@ def main() -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - begun:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    failed = False
     for name in arguments.part or known:
         # Not in the results' folder: paths of unix sockets must be short.
         scratch = Path(tempfile.mkdtemp(prefix=f"bench-{name}-"))
@@ -65,15 +64,15 @@ def main() -> int:
             traceback.print_exc()
             record.failed(name, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
             say(f"logs of the failed part are in {scratch}")
-            failed = True
         else:
             record.add(name, outcome)
-            shutil.rmtree(scratch)
+            if not outcome.failures:
+                shutil.rmtree(scratch)
             for table in outcome.tables:
                 print(tables.plain(table))
     print(tables.plain(tables.of_goals(record.goals)))
     print(f"{record.link()}/report.md")
-    return 1 if failed else 0
+    return 0 if record.complete else 1
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from benchmarks.engine.scenarios.link_bound import LinkBound
 from benchmarks.engine.scenarios.mixed import Mixed
 from benchmarks.engine.scenarios.prefixes import Prefixes
 from benchmarks.engine.stage import Rounds, Stage
+from benchmarks.engine.trial import WrongTokens
 from benchmarks.report import tables
 from benchmarks.report.statistics import summary
 from benchmarks.report.values import Bars, Job, Outcome, Row, Table
@@ -49,7 +50,8 @@ _STAGES: tuple[
     ),
     ("narrow", NARROW, 768 << 20, ((Fragmented, ("b",)), (Burst, ("e",)))),
 )
-_NODE = {"ucx__tls": "tcp,self"}
+# A quarter of KV space as small as here is less than one summary of 8,000 tokens.
+_NODE = {"ucx__tls": "tcp,self", "pinned_share": 0.9}
 
 
 class EnginePart:
@@ -61,11 +63,13 @@ class EnginePart:
         """Raises if an output is wrong, an engine dies, or a contender did not move what it should have."""
         findings = Findings()
         rows: list[Row] = []
+        failures: list[str] = []
         findings.facts += [
             "two network namespaces, joined by veth, shaped by tc tbf; UCX_TLS=tcp,self for all, since UCX's "
             "default would go around the link between two namespaces of one host",
             "the engines of vLLM's connectors are stopped (SIGSTOP) while others are measured: their agents' "
             "progress threads spin; kvpushd's engines and daemons run on",
+            f"kvpushd's own settings: {', '.join(f'{k} = {v}' for k, v in _NODE.items())}",
             "all processes may use all cores; block size, KV space, clock and link are the same for all",
         ]
         with (
@@ -89,18 +93,28 @@ class EnginePart:
                 findings.facts.append(
                     f"{name} model: {geometry.layers} layers, {geometry.kv_heads} KV heads of "
                     f"{geometry.head_dim}, {geometry.bytes_per_token >> 10} KiB of KV a token, blocks of "
-                    f"{BLOCK} tokens, {kv_bytes >> 20} MiB of KV space; kvpushd in {LAYER_GROUPS} groups of layers"
+                    f"{BLOCK} tokens, {kv_bytes >> 20} MiB of KV space; kvpushd in {LAYER_GROUPS} groups of "
+                    "layers"
                 )
                 job.say(f"{name} model: starting the pairs")
                 with Stage(job, shape, harness, link, carriers, job.folder / f"{name}-nodes") as stage:
                     job.say("all pairs are up")
                     for scenario, _ in scenarios:
-                        scenario().run(stage, findings)
+                        try:
+                            scenario().run(stage, findings)
+                        except WrongTokens:
+                            raise
+                        except (RuntimeError, TimeoutError, ValueError) as error:
+                            job.say(f"{scenario.__name__} failed: {error}")
+                            first = str(error).splitlines()[0]
+                            failures.append(f"{scenario.__name__}: {type(error).__name__}: {first:.300}")
                     rows += stage.rows
                     findings.facts += stage.chosen
         summary_tables = [_measures(rounds) for rounds in findings.rounds]
         plots = [*_bars(findings.rounds), *findings.plots]
-        return Outcome(rows, findings.goals, findings.facts, [*summary_tables, *findings.tables], plots)
+        return Outcome(
+            rows, findings.goals, findings.facts, [*summary_tables, *findings.tables], plots, failures
+        )
 
 
 _SHOWN = (

@@ -102,9 +102,12 @@ def prompt(count: int, *seed: object) -> list[int]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of these processes so far, all their threads."""
-    # Linux: the CPU clock of another process, in nanoseconds.
-    return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+    """CPU time of these processes so far, all their threads. Raises RuntimeError if one is gone."""
+    try:
+        # Linux: the CPU clock of another process, in nanoseconds.
+        return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
+    except OSError as error:
+        raise RuntimeError(f"one of the processes {list(pids)} has ended") from error
 
 
 def play(pair: Pair, contender: Contender, asks: Sequence[Ask]) -> Trial:
@@ -141,7 +144,10 @@ def play(pair: Pair, contender: Contender, asks: Sequence[Ask]) -> Trial:
     if errors:
         raise errors[0]
     seconds = max(d.t_last for _, _, d in found.values()) - begun
-    after = cpu_seconds(pair.engine_pids), cpu_seconds(node_pids)
+    try:
+        after = cpu_seconds(pair.engine_pids), cpu_seconds(node_pids)
+    except RuntimeError as error:
+        raise RuntimeError(f"{contender.name}: {error} during its turn; {pair.log_tail()}") from error
     at_p = pair.p.inspect(f"{probes.__name__}:forwards")
     at_d = at_p if pair.d is pair.p else pair.d.inspect(f"{probes.__name__}:forwards")
     samples = []

@@ -28,6 +28,8 @@ class Record:
     def add(self, name: str, outcome: Outcome) -> None:
         """A part is done."""
         self._parts[name] = outcome
+        for number, why in enumerate(outcome.failures, 1):
+            self._failures[f"{name}, {number}"] = why
         for plot in outcome.plots:
             plots.draw(plot, self.folder)
         self._write()
@@ -36,6 +38,11 @@ class Record:
         """A part has no numbers: the report says so."""
         self._failures[name] = why
         self._write()
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing failed."""
+        return not self._failures
 
     @property
     def goals(self) -> list[Goal]:

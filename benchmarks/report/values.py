@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -83,13 +83,17 @@ class Lines:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """All that a part gives to the report. `facts` says how it was set up, a line each."""
+    """All that a part gives to the report. `facts` says how it was set up, a line each.
+
+    `failures` says which of its scenarios gave no numbers, and why.
+    """
 
     rows: Sequence[Row]
     goals: Sequence[Goal]
     facts: Sequence[str] = ()
     tables: Sequence[Table] = ()
-    plots: Sequence[Bars | Lines] = field(default_factory=tuple)
+    plots: Sequence[Bars | Lines] = ()
+    failures: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

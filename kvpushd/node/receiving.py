@@ -221,12 +221,12 @@ class ReceivingRoom:
             try:
                 opened = await asyncio.shield(opening)
                 await self._movers.close_inlet(opened.inlet_id)
-            except MoverDied:
-                # The ledger hears of that itself, and takes all inlets for closed. To say so of this one too
-                # could be taken for one that was opened in the next mover, under the same key.
-                return
+            except MoverDied as error:
+                self._log.info("the inlet was closed by the mover's death", why=str(error))
             except KvpushError as error:
                 self._log.info("the inlet to close was never opened", why=str(error))
+        # Each order is answered once, also where the mover's death did it: until then the ledger opens no
+        # other under this key, so the answer can't be taken for the next one's.
         self._hub.feed(InletClosed(*key))
 
     def forget_inlets(self) -> None:

@@ -48,6 +48,9 @@ class ClockworkMetadataBuilder(AttentionMetadataBuilder):  # type: ignore[misc]
 class ClockworkBackend(CPUAttentionBackend):  # type: ignore[misc]
     """CPU attention's shapes and layout, with any block of 16 tokens, since no kernel packs it."""
 
+    kvpush_token_rows = True
+    """To KvpushConnector: single tokens can be addressed."""
+
     @staticmethod
     def get_name() -> str:
         """CLOCKWORK: whoever reads it may address single tokens of a cache in this layout."""

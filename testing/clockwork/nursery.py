@@ -102,9 +102,14 @@ def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     for module in _PRELOADED:
         importlib.import_module(module)
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+
     from testing.clockwork import loop, model  # imports vLLM, and an EngineSpec needs none
 
     model.register()
+    # Known by class, it is not inspected in a subprocess, which takes longer than all else of a start.
+    ModelRegistry.register_model("Qwen3ForCausalLM", Qwen3ForCausalLM)
     Nursery(control, loop).run()
     # Children die with us; no interpreter shutdown for what vLLM has loaded.
     sys.stdout.flush()

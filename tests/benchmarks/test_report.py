@@ -18,7 +18,9 @@ OUTCOME = Outcome(
     tables=[tables.summaries("a1: per round", [("kvpushd", "ttft_s", summary([0.5, 0.6, 0.7]))])],
     plots=[
         Bars("tail", "Tail", "ms", ["a1", "g"], {"kvpushd": [(30.0, 20.0, 40.0), None]}),
-        Lines("sweep", "Sweep", "transfer / prefill", "TTFT / prefill", {"kvpushd": [(1.0, 1.1), (0.1, 1.0)]}),
+        Lines(
+            "sweep", "Sweep", "transfer / prefill", "TTFT / prefill", {"kvpushd": [(1.0, 1.1), (0.1, 1.0)]}
+        ),
     ],
 )
 
@@ -72,7 +74,9 @@ def test_a_part_that_failed_is_named_and_the_others_keep_their_numbers(record):
     record.add("engine", OUTCOME)
     record.failed("wire", "WrongBytes: at 17")
     assert "**wire failed**: WrongBytes: at 17" in (record.folder / "report.md").read_text()
-    assert json.loads((record.folder / "results.json").read_text())["failures"] == {"wire": "WrongBytes: at 17"}
+    assert json.loads((record.folder / "results.json").read_text())["failures"] == {
+        "wire": "WrongBytes: at 17"
+    }
     assert record.goals == [GOAL]
 
 
@@ -83,7 +87,8 @@ def test_latest_points_at_the_last_report(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("measure", "shown"), [("ttft_s", (1e3, "ms")), ("wire_bytes_per_s", (1e-6, "MB/s")), ("ratio", (1.0, ""))]
+    ("measure", "shown"),
+    [("ttft_s", (1e3, "ms")), ("wire_bytes_per_s", (1e-6, "MB/s")), ("ratio", (1.0, ""))],
 )
 def test_a_measures_name_says_its_unit(measure, shown):
     assert tables.unit_of(measure) == shown

@@ -35,7 +35,7 @@ def test_one_bad_round_of_eight_does_not_move_the_ratio_but_widens_nothing_else_
     ("above", "below"), [([], []), ([1.0], [1.0, 2.0]), ([0.0], [1.0]), ([1.0], [float("nan")])]
 )
 def test_what_is_no_pair_of_positive_values_is_refused(above, below):
-    with pytest.raises(ValueError, match="pairs|positive"):
+    with pytest.raises(ValueError, match=r"pairs|positive"):
         paired_ratio(above, below)
 
 

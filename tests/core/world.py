@@ -229,6 +229,10 @@ class Write:
     def local(self) -> bool:
         return self.post.link == LOCAL
 
+    @property
+    def can_land(self) -> bool:
+        return self.inlet is None or self.inlet.open
+
 
 @dataclass(slots=True, eq=False)
 class Stray:
@@ -498,7 +502,7 @@ class World:
         write = Write(node, post, cells, inlet, source, target)
         mine_now = {address for _, address in cells}
         for other_write in self.writes():
-            if other_write.post.receiver == post.receiver:
+            if other_write.post.receiver == post.receiver and other_write.can_land:
                 taken = mine_now & {address for _, address in other_write.cells}
                 assert not taken, "no two writes to one position are under way (invariant 8)"
         for address, _ in cells:
@@ -543,7 +547,7 @@ class World:
 
     def land(self, write: Write, count: int) -> None:
         """Some of a write's bytes arrive, as far as there is something that takes them."""
-        if write.inlet is not None and not write.inlet.open:
+        if not write.can_land:
             return
         for source, target in write.cells[write.landed : write.landed + count]:
             self._put(write.target, write.post.receiver, target, self._read(write, source))
@@ -875,9 +879,13 @@ class World:
         self.run()
         for engine in self.engines:
             for key, held in engine.handoffs.items():
+                if held.incarnation != engine.incarnation:
+                    continue
                 # Whoever computes knows when that ends: an open handoff is its engine's.
-                if not held.sealed and held.incarnation == engine.incarnation:
+                if not held.sealed:
                     self.cancel(engine, key, Side.SENDER)
+                for rank, layout in engine.layouts.items() if held.sealed else ():
+                    self.compute(engine, held, rank, held.end, range(len(layout.layers)))
         self.run()
         for _ in range(3):
             self.turn(self.limits.lease + self.limits.fence_patience)

@@ -9,6 +9,8 @@ from testing.clockwork.clock import Clock
 from testing.node import Node
 
 WAIT = 240
+CALM = {"lease": 5, "link_silence": 60}
+"""Leases that tests can wait for; no link is given up because the machine has much else to do."""
 
 
 @pytest.fixture(scope="package")
@@ -21,7 +23,7 @@ def model(tmp_path_factory):
 def nodes(tmp_path_factory):
     """Two daemons that nobody kills."""
     folder = tmp_path_factory.mktemp("nodes")
-    with Node("a", folder, lease=5) as a, Node("b", folder, lease=5) as b:
+    with Node("a", folder, **CALM) as a, Node("b", folder, **CALM) as b:
         yield a, b
 
 

@@ -25,7 +25,7 @@ START = 240
 def mortals(tmp_path_factory):
     """Two daemons that tests kill."""
     folder = tmp_path_factory.mktemp("mortals")
-    with Node("ma", folder, lease=5) as a, Node("mb", folder, lease=5) as b:
+    with Node("ma", folder, lease=5, link_silence=5) as a, Node("mb", folder, lease=5, link_silence=5) as b:
         yield a, b
 
 

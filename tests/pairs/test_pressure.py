@@ -23,7 +23,9 @@ def windowed(tmp_path_factory):
 @pytest.fixture(scope="module")
 def own_nodes(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nodes")
-    with Node("a", folder, lease=3, pinned_share=1) as a, Node("b", folder, lease=3, pinned_share=1) as b:
+    # A quarter of so few blocks is less than one prompt.
+    settings = {"lease": 5, "link_silence": 60, "pinned_share": 1}
+    with Node("a", folder, **settings) as a, Node("b", folder, **settings) as b:
         yield a, b
 
 
@@ -31,7 +33,7 @@ def own_nodes(tmp_path_factory):
 def engines(harness, own_nodes, model, windowed):
     """Four at once: a tight pair, and a tight one with windows."""
     a, b = own_nodes
-    tight = {"num_gpu_blocks_override": 41, "max_model_len": 512}
+    tight = {"num_gpu_blocks_override": 31, "max_model_len": 384}
     hybrid = {"num_gpu_blocks_override": 81, "max_model_len": 512, "enable_prefix_caching": True}
     with (
         start(harness, "tight-P", "kv_producer", a, model, **tight) as p,
@@ -44,57 +46,42 @@ def engines(harness, own_nodes, model, windowed):
         yield Pair(Side(p, a), Side(d, b)), Pair(Side(window_p, a), Side(window_d, b))
 
 
-def faults(pair):
-    import collections
-
-    for side in (pair.p, pair.d):
-        c = collections.Counter()
-        for t in side.node.transfers():
-            c[(t.sending, t.half.attempt, t.fault.reason, t.fault.detail[:150])] += 1
-        print(side.node.name, *c.items(), sep="\n")
-
-
 @pytest.fixture
 def tight(engines):
     yield engines[0]
-    faults(engines[0])
     settle(engines[0].p, engines[0].d)
 
 
 @pytest.fixture
 def windows(engines):
     yield engines[1]
-    faults(engines[1])
     engines[1].p.engine.set_clock(Clock())
     settle(engines[1].p, engines[1].d)
 
 
-def crowd(pair, rounds, p_count=40, d_count=60):
-    """Requests that do not fit, on both engines, in turn with such that only one of them knows."""
+def crowd(pair, rounds, lengths, count):
+    """Requests that do not fit, on both engines, and between them some that only one engine knows."""
     for number in range(rounds):
         sent = [
-            pair.at_once(
-                prompt(60 + 17 * i, f"crowd {number} {i}"), d_count, d_first=i % 2 == 0, p_count=p_count
-            )
-            for i in range(10)
+            pair.at_once(prompt(length, f"{number} {i}"), count, d_first=i % 2 == 0, p_count=count)
+            for i, length in enumerate(lengths)
         ]
-        alone = [
-            (engine, prompt(100, f"alone {number} {engine.name}"))
-            for engine in (pair.p.engine, pair.d.engine)
-        ]
-        others = [(engine.submit(tokens, 80), tokens) for engine, tokens in alone]
+        alone = prompt(100, f"alone {number}")
+        others = [side.engine.submit(alone, count) for side in (pair.p, pair.d)]
         for legs in sent:
             legs.right()
-            assert legs.p.result(WAIT).token_ids == answer(legs.tokens, p_count)
-        for request, tokens in others:
-            assert request.result(WAIT).token_ids == answer(tokens, 80)
+            assert legs.p.result(WAIT).token_ids == answer(legs.tokens, count)
+        for request in others:
+            assert request.result(WAIT).token_ids == answer(alone, count)
 
 
-def test_hundreds_of_preemptions_on_both_sides_change_no_byte(tight):
-    crowd(tight, rounds=6)
-    preempted = {side.engine.name: side.engine.stats().preemptions for side in (tight.p, tight.d)}
-    print(preempted)
-    assert all(count > 100 for count in preempted.values()), preempted
+def preemptions(pair):
+    return [side.engine.stats().preemptions for side in (pair.p, pair.d)]
+
+
+def test_hundreds_of_preemptions_change_no_byte(tight):
+    crowd(tight, rounds=4, lengths=range(20, 68, 3), count=140)
+    assert min(preemptions(tight)) > 50, preemptions(tight)
 
 
 def test_windows_move_on_while_bytes_move(windows):
@@ -114,6 +101,7 @@ def test_windows_and_prefix_hits_go_together(windows):
 
 
 def test_windows_and_preemptions_go_together(windows):
-    crowd(windows, rounds=4)
-    for side in (windows.p, windows.d):
-        assert side.engine.stats().preemptions > 0
+    crowd(windows, rounds=4, lengths=range(60, 230, 17), count=50)
+    assert min(preemptions(windows)) > 0, preemptions(windows)
+    # Some were preempted on P before they were computed, and started over.
+    assert any(transfer.half.attempt for transfer in windows.p.node.transfers())
