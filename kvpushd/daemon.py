@@ -70,8 +70,11 @@ class Daemon:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._boot = secrets.token_bytes(16)
-        self._peer_port = 0
+        # Also where no peers are taken: engines of this node find each other by it.
+        self._peer_port = settings.peer_port
         self._draining = False
+        self._tasks = Tasks("daemon")
+        self._health = health_aio.HealthServicer()
         self._told = asyncio.Event()
         self._stop = asyncio.Event()
         self._log = structlog.get_logger("kvpushd")
@@ -117,7 +120,7 @@ class Daemon:
             self._view = self._make_view()
             self._sparing = Sparing(self._log)
 
-            tasks = Tasks("daemon")
+            tasks = self._tasks
             stack.push_async_callback(tasks.close)
             await self._open(stack, lifeline, registry, tasks)
             tasks.start(movers.watch())
@@ -156,7 +159,7 @@ class Daemon:
         """Opens every socket; the engines' last, so that whoever connects finds all else there."""
         settings, limits = self._settings, self._settings.limits
         path = settings.runtime_dir
-        health = health_aio.HealthServicer()
+        health = self._health
         terms = Terms(
             settings.node,
             self._boot,
@@ -174,7 +177,7 @@ class Daemon:
             insecure=settings.insecure_peers,
             allowed=settings.allowed_peers,
         )
-        if settings.tls.given or settings.insecure_peers:
+        if self._has_peers:
             self._receiving.use(Links(terms, security, self._receiving))
             address = f"{settings.peer_host}:{settings.peer_port}"
             peers = PeerService(terms, security, self._sending)
@@ -205,7 +208,7 @@ class Daemon:
             "ready",
             node=settings.node,
             runtime_dir=str(path),
-            peers=f"{settings.advertised_host}:{self._peer_port}" if self._peer_port else "none",
+            peers=f"{settings.advertised_host}:{self._peer_port}" if self._has_peers else "none",
             http=f"{settings.http_host}:{http_port}",
         )
 
@@ -258,11 +261,16 @@ class Daemon:
             self._log.info("draining")
             self._hub.feed(DrainBegan())
             self._engines.drain()
+            self._tasks.start(self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING))
 
     # --- what the rooms ask for, and tell ----------------------------------------------------------------
 
     def _peer_address(self) -> tuple[str, int]:
         return self._settings.advertised_host, self._peer_port
+
+    @property
+    def _has_peers(self) -> bool:
+        return self._settings.tls.given or self._settings.insecure_peers
 
     def _agent(self, what: str) -> str:
         """A name for transport agents: unique among all nodes and all starts."""
@@ -331,7 +339,7 @@ def _limits(settings: Settings) -> Limits:
         lease=int(settings.lease * SECOND),
         fence_patience=int(settings.fence_patience * SECOND),
         pinned_share=settings.pinned_share,
-        halves_per_engine=settings.limits.reservations_per_engine,
+        halves_per_engine=settings.limits.halves_per_engine,
         write_bytes=settings.window_bytes,
         link_bytes=settings.peer_bytes_in_flight,
     )

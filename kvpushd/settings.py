@@ -122,10 +122,8 @@ class Log(Part):
 class Limits(Part):
     """What one caller may ask for; beyond it, it is refused with a reason."""
 
-    reservations_per_engine: int = Field(default=4096, ge=1, le=1_000_000)
-    """Receiver halves that an engine may hold."""
-    handoffs_per_engine: int = Field(default=4096, ge=1, le=1_000_000)
-    """Sender halves that an engine may hold."""
+    halves_per_engine: int = Field(default=20_000, ge=1, le=1_000_000)
+    """Reservations, and as many handoffs, that an engine may hold."""
     message_bytes: Size = Field(default=ByteSize(16 << 20), ge=1 << 16, le=1 << 30)
     """Largest message on any socket."""
     items_per_message: int = Field(default=4096, ge=1, le=1_000_000)
@@ -189,8 +187,6 @@ class Settings(Part):
     """Most bytes of one write."""
     peer_bytes_in_flight: Size = Field(default=ByteSize(256 << 20), ge=1 << 12)
     """Most bytes posted to one peer at a time."""
-    movers: int = Field(default=1, ge=1, le=64)
-    """Processes that move bytes."""
     ucx: Ucx = Ucx()
 
     limits: Limits = Limits()

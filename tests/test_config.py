@@ -179,8 +179,8 @@ def test_one_line_says_what_is_wrong_and_where_it_came_from(
 
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
-    lines = complaints(["--lease", "-1", "--movers", "0"], {})
-    assert [line.split(" = ")[0] for line in lines] == ["lease", "movers"]
+    lines = complaints(["--lease", "-1", "--http-port", "99999"], {})
+    assert [line.split(" = ")[0] for line in lines] == ["lease", "http_port"]
 
 
 def test_a_file_that_is_not_there_is_said_with_its_name() -> None:
@@ -218,22 +218,22 @@ def test_check_config_prints_what_is_in_force_and_where_it_came_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = toml(tmp_path, "lease = 7")
-    assert __main__.main(["--check-config", "--config", path, "--movers", "2"], {}) == 0
+    assert __main__.main(["--check-config", "--config", path, "--http-port", "2"], {}) == 0
     printed = capsys.readouterr().out.splitlines()
     found = {line.split(" = ")[0]: line for line in printed}
     assert list(found) == [option.field for option in options()]
     assert found["lease"].split() == ["lease", "=", "7.0", "#", path]
-    assert found["movers"].endswith("# flag --movers")
+    assert found["http_port"].endswith("# flag --http-port")
     assert found["peer_port"].endswith("# default")
 
 
 def test_check_config_prints_one_line_per_error_and_ends_with_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert __main__.main(["--check-config", "--lease", "x", "--movers", "x"], {}) == 2
+    assert __main__.main(["--check-config", "--lease", "x", "--http-port", "x"], {}) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert [line.split(" = ")[0] for line in captured.err.splitlines()] == [
         "kvpushd: lease",
-        "kvpushd: movers",
+        "kvpushd: http_port",
     ]
 
 

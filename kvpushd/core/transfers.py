@@ -91,14 +91,18 @@ class Transfers:
 
     def lend(self, handoff: Handoff, deadline: Instant, now: Instant) -> None:
         """Lets an unmatched handoff wait; but those of an engine must not pin too much of its KV, else it
-        could lack the room to prefill what its receivers do wait for: the oldest go first."""
+        could lack the room to prefill what its receivers do wait for: the oldest go first, never the last
+        that came, whose receiver may be on its way."""
         self.handoffs.lend(handoff, deadline)
         engine = self._engines.get(handoff.incarnation)
         most = engine.blocks * self._limits.pinned_share if engine is not None else 0
         while self.handoffs.pinned(handoff.incarnation) > most:
             share = f"{self._limits.pinned_share:.0%}"
             fault = Fault(Reason.OVER_LIMIT, f"unmatched handoffs pinned over {share} of the engine's blocks")
-            self.end(self.handoffs.oldest_pinning(handoff.incarnation), fault, now)
+            oldest = self.handoffs.oldest_pinning(handoff.incarnation)
+            if oldest is handoff:
+                break
+            self.end(oldest, fault, now)
 
     # --- moving ------------------------------------------------------------------------------------------
 

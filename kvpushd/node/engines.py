@@ -332,8 +332,12 @@ class EngineRoom:
                 self._hub.feed(event_of(item, entry.incarnation, session.identity.rank, self._address))
 
     def _address(self, sender: Sender) -> SenderAddress:
-        """The link on which a sender is reached: this node itself, where it is one of its engines."""
-        if (sender.host, sender.port) == self._peer_address() or self._is_here(sender.engine_id):
+        """The link on which a sender is reached: this node itself, where it is one of its engines.
+
+        A node has many names, so the port and the engine tell it: other nodes may have an engine of that id.
+        """
+        host, port = self._peer_address()
+        if sender.port == port and (sender.host == host or self._is_here(sender.engine_id)):
             return SenderAddress(sender.engine_id, LOCAL)
         host = f"[{sender.host}]" if ":" in sender.host else sender.host
         return SenderAddress(sender.engine_id, LinkId(f"{host}:{sender.port}"))

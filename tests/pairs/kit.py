@@ -153,6 +153,13 @@ class Pair:
         wanted = longer or tokens
         return Legs(wanted, count, transfer_id, p, self.d.engine.submit(wanted, count, params))
 
+    def moved(self, legs: Legs, external: int) -> None:
+        """D's answer is right, and so many of its positions came by transfer; else says why they did not."""
+        found = legs.right().external_cached_tokens
+        if found != external:
+            told = self.d.node.transfers(legs.transfer_id)
+            raise AssertionError(f"{found} of {external} positions of {len(legs.tokens)} tokens came: {told}")
+
     def received(self, transfer_id: bytes) -> admin_pb2.Transfer:
         """D's node's account of a transfer, once it is over."""
         return account(self.d.node, transfer_id)

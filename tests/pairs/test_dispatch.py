@@ -21,7 +21,7 @@ def external(length):
 def test_a_prompt_of_any_length_arrives_whole(pair, order, length):
     tokens = prompt(length, order)
     legs = pair.in_turn(tokens) if order == "in turn" else pair.at_once(tokens, d_first=order == "D first")
-    assert legs.right().external_cached_tokens == external(length)
+    pair.moved(legs, external(length))
     assert legs.p.result(WAIT).token_ids == answer(tokens, 1)
 
 
@@ -32,7 +32,7 @@ def test_many_prompts_at_once_arrive_whole(pair, many):
         pair.at_once(prompt(length, f"{many}-{i}"), d_first=i % 2 == 0) for i, length in enumerate(lengths)
     ]
     for legs, length in zip(sent, lengths, strict=True):
-        assert legs.right().external_cached_tokens == external(length)
+        pair.moved(legs, external(length))
 
 
 def test_a_prefix_that_p_has_cached_moves_too(pair):
@@ -78,7 +78,7 @@ def test_a_router_may_add_p_s_first_token_to_d_s_prompt(pair, order, length):
     tokens = prompt(length, f"one more {order}")
     longer = tokens + answer(tokens, 1)
     legs = getattr(pair, order)(tokens, longer=longer)
-    assert legs.right().external_cached_tokens == external(length + 1)
+    pair.moved(legs, external(length + 1))
 
 
 def test_chunks_land_before_prefill_has_ended(pair):

@@ -48,10 +48,7 @@ def test_a_prompt_arrives_whole_whatever_the_shapes(sides, sender, receiver):
     for length in LENGTHS:
         for order in ("at_once", "in_turn"):
             tokens = prompt(length, f"{sender} {receiver} {order}")
-            legs = getattr(pair, order)(tokens)
-            external = legs.right().external_cached_tokens
-            wanted = length - 1 if length - 1 >= block else 0
-            assert external == wanted, (length, order, str(pair.received(legs.transfer_id).fault))
+            pair.moved(getattr(pair, order)(tokens), length - 1 if length - 1 >= block else 0)
 
 
 def test_two_engines_prefill_for_each_other_at_once(sides):
@@ -59,9 +56,10 @@ def test_two_engines_prefill_for_each_other_at_once(sides):
     sent = []
     for i in range(8):
         for name, pair in (("there", there), ("back", back)):
-            sent.append(pair.at_once(prompt(100 + 20 * i, f"{name} {i}"), 12, d_first=i % 2 == 0))
-    for legs in sent:
-        assert legs.right().external_cached_tokens == len(legs.tokens) - 1
+            legs = pair.at_once(prompt(100 + 20 * i, f"{name} {i}"), 12, d_first=i % 2 == 0)
+            sent.append((pair, legs))
+    for pair, legs in sent:
+        pair.moved(legs, len(legs.tokens) - 1)
         assert legs.p.result(WAIT).token_ids == answer(legs.tokens, 1)
 
 
@@ -70,4 +68,4 @@ def test_an_answer_s_kv_goes_back_to_where_its_prompt_was_computed(sides):
     there, back = Pair(sides["two"], sides["one"]), Pair(sides["one"], sides["two"])
     tokens = prompt(120, "talk")
     tokens = tokens + there.at_once(tokens, 20).right().token_ids + prompt(30, "more")
-    assert back.at_once(tokens, 8).right().external_cached_tokens == len(tokens) - 1
+    back.moved(back.at_once(tokens, 8), len(tokens) - 1)
