@@ -180,7 +180,7 @@ def test_one_line_says_what_is_wrong_and_where_it_came_from(
 
 def test_all_that_is_wrong_is_said_at_once() -> None:
     lines = complaints(["--lease", "-1", "--http-port", "99999"], {})
-    assert [line.split(" = ")[0] for line in lines] == ["lease", "http_port"]
+    assert [line.split(" = ")[0] for line in lines] == ["http_port", "lease"]
 
 
 def test_a_file_that_is_not_there_is_said_with_its_name() -> None:
@@ -232,8 +232,8 @@ def test_check_config_prints_one_line_per_error_and_ends_with_2(capsys: pytest.C
     captured = capsys.readouterr()
     assert captured.out == ""
     assert [line.split(" = ")[0] for line in captured.err.splitlines()] == [
-        "kvpushd: lease",
         "kvpushd: http_port",
+        "kvpushd: lease",
     ]
 
 
