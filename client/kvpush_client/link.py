@@ -26,15 +26,17 @@ _BATCH = 512  # items in a message
 _BATCH_IDS = 200_000  # block ids in a message, at most 5 bytes each: far below MAX_MESSAGE
 _BACKLOG = 200_000  # items not yet taken by the stream
 
-# A stopped daemon keeps its sockets open: only an unanswered ping shows it, here after 1.5 to 2.5 s. Current
-# gRPC times a keepalive ping by its general ping timeout (60 s where nothing is said), older by the other.
+# A stopped daemon keeps its sockets open: only an unanswered ping shows it, here after 8 to 10 s, as long as
+# a link's silence. Less takes a daemon on a busy machine for a stopped one, and each time all of the engine's
+# transfers end. Current gRPC times a keepalive ping by its general ping timeout (60 s where nothing is said),
+# older by the other.
 _OPTIONS = (
-    ("grpc.keepalive_time_ms", 1000),
-    ("grpc.keepalive_timeout_ms", 1500),
-    ("grpc.http2.ping_timeout_ms", 1500),
+    ("grpc.keepalive_time_ms", 2000),
+    ("grpc.keepalive_timeout_ms", 8000),
+    ("grpc.http2.ping_timeout_ms", 8000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.min_reconnect_backoff_ms", 1500),  # also how long a dial may take
+    ("grpc.min_reconnect_backoff_ms", 5000),  # also how long a dial may take
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),

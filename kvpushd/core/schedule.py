@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -37,7 +37,7 @@ class _Line(Generic[T]):
 
 
 class Schedule(Generic[T]):
-    """Shortest remaining first, aged, within a priority; and at most so many bytes in flight to a link.
+    """Shortest remaining first, aged, within a priority; and at most `flight` bytes on their way to a link.
 
     A transfer that waits gains on younger ones as if `aging` bytes of it had moved each second: a short
     prompt overtakes a long one, but only so often, and nothing starves. As all gain alike, who is before
@@ -47,8 +47,8 @@ class Schedule(Generic[T]):
     with nothing in flight takes any.
     """
 
-    def __init__(self, link_bytes: int, aging: int = 256 << 20) -> None:
-        self._link_bytes = link_bytes
+    def __init__(self, flight: Callable[[LinkId], int], aging: int = 256 << 20) -> None:
+        self._flight = flight
         self._aging = aging
         self._candidates: dict[T, Candidate[T]] = {}
         self._lines: dict[LinkId, _Line[T]] = {}
@@ -78,7 +78,7 @@ class Schedule(Generic[T]):
             found = line.waiting.first() if line else None
             if line is not None and found is not None:
                 candidate = self._candidates[found[0]]
-                if not line.in_flight or line.in_flight + candidate.size <= self._link_bytes:
+                if not line.in_flight or line.in_flight + candidate.size <= self._flight(link):
                     line.waiting.drop(found[0])
                     self._tidy(candidate.link)
                     return self._candidates.pop(found[0])

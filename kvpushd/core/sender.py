@@ -257,6 +257,7 @@ class Sender:
         """The link broke: its receivers have ended their reservations, and fence for themselves."""
         for receiver in self._receivers.on(event.link):
             self._forget(receiver, Fault(Reason.PEER_UNREACHABLE, event.detail), now)
+        self._transfers.link_lost(event.link)
 
     def _forget(self, receiver: ReceiverKey, fault: Fault, now: Instant) -> None:
         """Ends all that a receiver wants, and the way to it with the last write."""

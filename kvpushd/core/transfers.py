@@ -25,7 +25,7 @@ from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
 from kvpushd.core.tombs import Tombs
-from kvpushd.core.words import HalfKey, Instant, Transfer
+from kvpushd.core.words import HalfKey, Instant, LinkId, Transfer
 from kvpushd.core.writer import Writer
 
 
@@ -151,7 +151,7 @@ class Transfers:
 
     def write_ended(self, event: WriteEnded, now: Instant) -> None:
         """A write is terminal. If it failed, so does its transfer; its siblings read on till they end."""
-        write = self._writer.ended(event.write)
+        write = self._writer.ended(event)
         if write is None:
             return
         target = write.target
@@ -258,6 +258,10 @@ class Transfers:
             self._out.say(TellHandoffEnded(handoff.incarnation, handoff.key, handoff.fault, handoff.counts))
 
     # --- what is held ------------------------------------------------------------------------------------
+
+    def link_lost(self, link: LinkId) -> None:
+        """What was learned of a link goes with it."""
+        self._writer.forget(link)
 
     @property
     def writes(self) -> int:

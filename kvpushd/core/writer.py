@@ -8,13 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvpushd.core.engines import Engine, Limits
+from kvpushd.core.events import WriteEnded
 from kvpushd.core.handoff import Handoff, cut
 from kvpushd.core.instructions import Post
 from kvpushd.core.lane import Lane
 from kvpushd.core.layout import Blocks, Group, Window
+from kvpushd.core.pace import Pace
 from kvpushd.core.schedule import Candidate, Schedule
 from kvpushd.core.target import Target
-from kvpushd.core.words import HalfKey, TargetKey, WriteId
+from kvpushd.core.words import HalfKey, LinkId, TargetKey, WriteId
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Writer:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._schedule: Schedule[TargetKey] = Schedule(limits.link_bytes)
+        self._paces: dict[LinkId, Pace] = {}
+        self._schedule: Schedule[TargetKey] = Schedule(lambda link: self._pace(link).flight)
         self._writes: dict[WriteId, Write] = {}
         self._reading: Counter[HalfKey] = Counter()
         self._last = 0
@@ -92,6 +95,16 @@ class Writer:
             bytes=size,
         )
 
+    def _pace(self, link: LinkId) -> Pace:
+        pace = self._paces.get(link)
+        if pace is None:
+            pace = self._paces[link] = Pace(self._limits.link_bytes, self._limits.write_bytes)
+        return pace
+
+    def forget(self, link: LinkId) -> None:
+        """A link is no more."""
+        self._paces.pop(link, None)
+
     def _next(self, target: Target, handoff: Handoff, engine: Engine) -> tuple[Lane, Window] | None:
         # NIXL orders nothing: as long as a write of the sender's last attempt is under way, it could land
         # on top of what the next attempt writes to the same position.
@@ -100,16 +113,19 @@ class Writer:
         for lane in target.lanes:
             rank = lane.pair.source_rank
             named = handoff.named(lane.pair.groups, engine.pools[rank])
-            window = lane.next_window(handoff.frontiers[rank], named, self._limits.write_bytes)
+            window = lane.next_window(handoff.frontiers[rank], named, self._pace(target.said.link).write)
             if window is not None:
                 return lane, window
         return None
 
-    def ended(self, write: WriteId) -> Write | None:
+    def ended(self, event: WriteEnded) -> Write | None:
         """Takes a terminal write off the account; None where it is not on it (said twice)."""
-        found = self._writes.pop(write, None)
+        found = self._writes.pop(event.write, None)
         if found is None:
             return None
+        pace = self._paces.get(found.target.said.link)
+        if event.fault is None and pace is not None:
+            pace.ended(event.bytes, event.posted, event.ended)
         self._schedule.ended(found.target.said.link, found.size)
         if found.handoff == found.target.handoff:
             found.lane.in_flight -= 1

@@ -924,8 +924,9 @@ def leftovers(ledger: Ledger) -> list[str]:
             return
         seen.add(id(thing))
         if isinstance(thing, dict | list | set | deque):
-            # A heap may hold what was dropped; it is told by its dictionary.
-            if len(thing) and not path.endswith("._heap"):
+            # A heap may hold what was dropped; it is told by its dictionary. What was learned of a link lives
+            # as long as the link.
+            if len(thing) and not path.endswith(("._heap", "._paces")):
                 live = [v for v in thing.values() if v != 0] if isinstance(thing, dict) else list(thing)
                 if live:
                     found.append(f"{path}: {thing!r:.200}")

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How fast a link takes bytes, and so how many to have in flight on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvpushd.core.words import SECOND, Instant
+
+HORIZON: Instant = 40_000_000
+"""What is in flight should be worth so many nanoseconds: long against the way of a completion and the next
+post (1 to 2 ms on a busy machine), short against what a small transfer can bear to wait behind."""
+WEIGHT = 0.25
+"""Of the newest sample, in the running mean of the rate."""
+LEAST_FLIGHT = 2 << 20
+"""Bytes that may always be in flight."""
+FIRST_FLIGHT = 16 << 20
+"""Bytes in flight to a link whose rate is not known yet."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """The rate of one link, learned from its writes."""
+
+    most_flight: int
+    most_write: int
+    rate: float = 0.0
+    """Bytes per second; 0 = not known."""
+    last_end: Instant = 0
+
+    @property
+    def flight(self) -> int:
+        """Bytes to have in flight."""
+        wanted = int(self.rate * HORIZON / SECOND) if self.rate else FIRST_FLIGHT
+        return min(max(wanted, LEAST_FLIGHT), self.most_flight)
+
+    @property
+    def write(self) -> int:
+        """Bytes of one write: half of that, so that the link has the next one when one ends."""
+        return min(self.flight // 2, self.most_write)
+
+    def ended(self, size: int, posted: Instant, ended: Instant) -> None:
+        """A write of `size` bytes took until `ended`. Until the one before it had ended, it stood in line."""
+        took = ended - max(posted, self.last_end)
+        self.last_end = max(self.last_end, ended)
+        if took <= 0 or not size:
+            return
+        sample = size * SECOND / took
+        if size < self.write // 2 and sample < self.rate:
+            return  # so small a write says how long the way is, not how wide
+        self.rate += (sample - self.rate) * (WEIGHT if self.rate else 1.0)
