@@ -113,7 +113,7 @@ class Node:
     def admin(self, method: str, request: Any) -> Any:
         """Calls one method of the admin service."""
         with grpc.insecure_channel(f"unix:{self.runtime_dir / 'admin.sock'}") as channel:
-            return getattr(admin_pb2_grpc.AdminServiceStub(channel), method)(request, timeout=5)
+            return getattr(admin_pb2_grpc.AdminServiceStub(channel), method)(request, timeout=DEADLINE)
 
     def status(self) -> admin_pb2.GetStatusResponse:
         """One look at the node."""

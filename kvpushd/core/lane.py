@@ -73,12 +73,12 @@ class Lane:
     @property
     def done(self) -> bool:
         """All of it is posted, and every write of it has landed."""
-        return self.in_flight == 0 and all(p >= self.end for p in self.posted)
+        return self.in_flight == 0 and min(self.posted, default=self.end) >= self.end
 
     @property
     def remaining(self) -> int:
         """Bytes that are not posted yet, about."""
-        return self._bytes(sum(self.end - p for p in self.posted))
+        return self._bytes(len(self.posted) * self.end - sum(self.posted))
 
     def next_window(self, frontier: Frontier, named: int, most_bytes: int) -> Window | None:
         """The next rectangle that may be written, of at most about `most_bytes`; None if there is none.
@@ -88,21 +88,24 @@ class Lane:
         It begins with the first layer that lags, and takes the layers after it that are as far and may
         go as far: after a whole step these are all of them.
         """
-        for i, layer in enumerate(self.pair.layers):
-            upto = self._movable(min(named, frontier.final[layer]))
-            if self.posted[i] >= upto:
-                continue
-            last = i + 1
-            while (
-                last < len(self.pair.layers)
-                and self.posted[last] == self.posted[i]
-                and self._movable(min(named, frontier.final[self.pair.layers[last]])) == upto
-            ):
-                last += 1
-            start = self.posted[i]
-            end = min(upto, self._cut(start, last - i, most_bytes))
-            return Window(start, end, layer, self.pair.layers[last - 1] + 1)
-        return None
+        final = [frontier.final[layer] for layer in self.pair.layers]
+        # After a whole step all layers are alike; then there is nothing to look for.
+        alike = _alike(final) and _alike(self.posted)
+        upto = [self._movable(min(named, position)) for position in (final[:1] if alike else final)]
+        first = next((i for i, far in enumerate(upto) if self.posted[i] < far), None)
+        if first is None:
+            return None
+        last = len(final) if alike else self._end_of_run(first, upto)
+        start = self.posted[first]
+        end = min(upto[first], self._cut(start, last - first, most_bytes))
+        return Window(start, end, self.pair.layers[first], self.pair.layers[last - 1] + 1)
+
+    def _end_of_run(self, first: int, upto: list[int]) -> int:
+        """One past the last of the layers from `first` on that are as far and may go as far."""
+        last = first + 1
+        while last < len(upto) and (self.posted[last], upto[last]) == (self.posted[first], upto[first]):
+            last += 1
+        return last
 
     def post(self, window: Window) -> None:
         """Marks a window as posted."""
@@ -132,3 +135,7 @@ class Lane:
         unit = self.pair.granularity
         positions = most_bytes // max(1, self._bytes(layers))
         return min(start + max(positions - positions % unit, unit), self.end)
+
+
+def _alike(numbers: list[int]) -> bool:
+    return not numbers or numbers.count(numbers[0]) == len(numbers)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
 from typing import TypeVar
 
 import pytest
@@ -62,6 +64,10 @@ MAY_BE_DOUBLED = (
     | Withdrawn
     | WriteEnded
 )
+WAYS = ["PD", "PD", "PD", "PE", "EP", "DE", "ED", "DP"]
+NAMED = ["", "", "right", "wrong"]
+LAYERS = [(0, 2), (0, 1), (1, 2)]
+SPANS = [SECOND // 10, SECOND, 3 * SECOND, 16 * SECOND]
 picks = st.integers(0, 255)
 
 
@@ -136,13 +142,13 @@ class Machine(RuleBasedStateMachine):
     # --- engines -----------------------------------------------------------------------------------------
 
     @rule(
-        way=st.sampled_from(["PD", "PD", "PD", "PE", "EP", "DE", "ED", "DP"]),
+        way=st.sampled_from(WAYS),
         prompt=st.integers(2, 15),
         start=st.integers(0, 8),
-        named=st.sampled_from(["", "", "right", "wrong"]),
+        named=st.sampled_from(NAMED),
     )
     def new_request(self, way: str, prompt: int, start: int, named: str) -> None:
-        sender, receiver = way
+        sender, receiver = way[0], way[1]
         receivers = tuple(self.parts[receiver])
         wanted = {"": "", "right": receiver, "wrong": "X"}[named]
         start = min(start, prompt - 1) // 4 * 4 if start % 2 else 0
@@ -176,9 +182,7 @@ class Machine(RuleBasedStateMachine):
         if found is not None and not found[1].sealed:
             self.world.append(*found, blocks, seal=seal)
 
-    @rule(
-        pick=picks, rank=picks, positions=st.integers(1, 15), layers=st.sampled_from([(0, 2), (0, 1), (1, 2)])
-    )
+    @rule(pick=picks, rank=picks, positions=st.integers(1, 15), layers=st.sampled_from(LAYERS))
     def a_worker_computes(self, pick: int, rank: int, positions: int, layers: tuple[int, int]) -> None:
         found = self.handoff(pick)
         if found is not None:
@@ -266,13 +270,13 @@ class Machine(RuleBasedStateMachine):
         world = self.world
         does: list[Callable[[], None]] = []
         for node in world.nodes.values():
-            does.extend(lambda n=node, r=r: world.reach(n, r, fails=fails) for r in node.reaches)
+            does.extend(partial(world.reach, node, reach, fails=fails) for reach in node.reaches)
             if node.closes:
-                does.append(lambda n=node: world.close_inlet(n))
+                does.append(partial(world.close_inlet, node))
             if node.unmapped:
-                does.append(lambda n=node: world.remap(n))
+                does.append(partial(world.remap, node))
             if node.late:
-                does.append(lambda n=node: world.feed(n, n.late.popleft()))
+                does.append(partial(world.hear_late, node))
         do = self.pick(does, pick)
         if do is not None:
             do()
@@ -340,7 +344,7 @@ class Machine(RuleBasedStateMachine):
 
     # --- time, and what comes late or twice --------------------------------------------------------------
 
-    @rule(by=st.sampled_from([SECOND // 10, SECOND, 3 * SECOND, 16 * SECOND]))
+    @rule(by=st.sampled_from(SPANS))
     def time_passes(self, by: int) -> None:
         self.world.turn(by)
 
@@ -360,6 +364,22 @@ class Machine(RuleBasedStateMachine):
         found = self.pick(list(node.inlets), which)
         if found is not None and all((close.link, close.incarnation) != found for close in node.closes):
             self.world.feed(node, InletClosed(*found))
+
+    @rule(seed=st.integers(0, 1 << 32), actions=st.integers(1, 60), harm=st.sampled_from([0.05, 0.3, 1.0]))
+    def much_happens(self, seed: int, actions: int, harm: float) -> None:
+        """Many of the above in a random order: cheaper by far than to draw them one by one."""
+        random = Random(seed)
+        weights = [weight * (harm if harmful else 1.0) for weight, harmful, _ in ACTIONS]
+        for _, _, act in random.choices(ACTIONS, weights, k=actions):
+            act(self, random)
+            self.check_all()
+
+    def check_all(self) -> None:
+        self.invariants_1_2_and_3_as_the_ledger_sees_them()
+        self.invariant_6_nothing_of_an_incarnation_is_left_when_it_is_let_go()
+        self.invariant_7_what_has_ended_is_only_held_for_its_fence()
+        self.invariant_9_unmatched_handoffs_pin_no_more_than_their_share()
+        self.movers_look_for_what_may_come()
 
     # --- invariants --------------------------------------------------------------------------------------
 
@@ -385,8 +405,6 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def invariant_7_what_has_ended_is_only_held_for_its_fence(self) -> None:
         for node in self.world.nodes.values():
-            reading = {write.post.sender for write in node.writes.values()}
-            reading |= {late.write for late in node.late if isinstance(late, WriteEnded)}  # type: ignore[arg-type]
             for half in node.ledger.reservations():
                 assert half.fault is None or not half.fenced
 
@@ -413,12 +431,52 @@ class Machine(RuleBasedStateMachine):
         self.world.end()
 
 
+def any_of(random: Random) -> int:
+    return random.randrange(256)
+
+
+Act = Callable[[Machine, Random], None]
+ACTIONS: list[tuple[float, bool, Act]] = [
+    (
+        6,
+        False,
+        lambda m, r: m.new_request(r.choice(WAYS), r.randint(2, 15), r.randint(0, 8), r.choice(NAMED)),
+    ),
+    (8, False, lambda m, r: m.a_receiver_reserves(any_of(r), r.choice([0, 0, 0, 1]))),
+    (8, False, lambda m, r: m.a_sender_opens_a_handoff(any_of(r))),
+    (5, False, lambda m, r: m.a_sender_names_blocks(any_of(r), r.randint(1, 8), r.random() < 0.5)),
+    (8, False, lambda m, r: m.a_worker_computes(any_of(r), any_of(r), r.randint(1, 15), r.choice(LAYERS))),
+    (5, False, lambda m, r: m.a_prompt_is_computed_to_its_end(any_of(r))),
+    (2, True, lambda m, r: m.a_sender_preempts(any_of(r))),
+    (1, True, lambda m, r: m.a_sender_cancels(any_of(r))),
+    (2, True, lambda m, r: m.a_receiver_cancels(any_of(r))),
+    (1, True, lambda m, r: m.an_engine_cancels_what_it_may_not_have(any_of(r), r.choice(list(Side)))),
+    (1, True, lambda m, r: m.a_receiver_declines(any_of(r))),
+    (1, True, lambda m, r: m.an_engine_dies(any_of(r))),
+    (4, False, lambda m, r: m.an_engine_comes_back(any_of(r), r.random() < 0.5)),
+    (25, False, lambda m, r: m.a_process_is_heard(any_of(r))),
+    (15, False, lambda m, r: m.a_daemon_carries_on(any_of(r), r.random() < 0.1)),
+    (20, False, lambda m, r: m.items_arrive(any_of(r), r.randint(1, 4))),
+    (2, False, lambda m, r: m.much_is_carried_on(r.randint(1, 30))),
+    (1, True, lambda m, r: m.a_link_breaks(any_of(r), r.randint(0, 3))),
+    (3, False, lambda m, r: m.a_side_notices(any_of(r), r.random() < 0.5)),
+    (8, False, lambda m, r: m.bytes_land(any_of(r), r.randint(1, 20))),
+    (8, False, lambda m, r: m.a_write_completes(any_of(r))),
+    (2, True, lambda m, r: m.a_write_fails(any_of(r))),
+    (4, False, lambda m, r: m.bytes_land_that_were_given_up(any_of(r), r.randint(1, 20))),
+    (0.6, True, lambda m, r: m.a_mover_dies(any_of(r), r.random() < 0.5)),
+    (2, True, lambda m, r: m.time_passes(r.choice(SPANS))),
+    (3, False, lambda m, r: m.an_event_comes_again(any_of(r), any_of(r))),
+    (1, True, lambda m, r: m.an_inlet_is_said_to_be_closed_that_nobody_closes(any_of(r), any_of(r))),
+]
+"""How often, whether it does harm, and what."""
+
 common = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 TestLedger = Machine.TestCase
-TestLedger.settings = settings(common, max_examples=120, stateful_step_count=60)
+TestLedger.settings = settings(common, max_examples=300, stateful_step_count=25)
 
 
 class LongMachine(Machine):

@@ -45,7 +45,7 @@ def healthy(name, running, port, log):
         except OSError:
             return False
 
-    eventually(f"{name} is up", answers, 300)
+    eventually(f"{name} is up", answers, 420)
 
 
 def serve(folder, name, role, node, model, port):

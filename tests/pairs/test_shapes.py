@@ -7,17 +7,20 @@ from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(400)]
 
-LENGTHS = (17, 33, 64, 65, 100, 333)
+LENGTHS = (17, 33, 64, 65, 333)
 
 
 @pytest.fixture(scope="module")
 def engines(harness, nodes, model):
-    """On node a one of two ranks; on node b one rank, and two ranks with blocks of twice the size."""
+    """On node a one of two ranks; on node b one rank, and one rank with blocks of twice the size.
+
+    Idle ranks of vLLM's spin: no more of them than there must be.
+    """
     a, b = nodes
     with (
         start(harness, "two", "kv_both", a, model, tensor_parallel_size=2) as two,
         start(harness, "one", "kv_both", b, model) as one,
-        start(harness, "wide", "kv_both", b, model, tensor_parallel_size=2, block_size=32) as wide,
+        start(harness, "wide", "kv_both", b, model, block_size=32) as wide,
     ):
         for engine in (two, one, wide):
             engine.ready(300)
@@ -30,25 +33,40 @@ def sides(engines):
     settle(*engines.values())
 
 
+def check(pair, block):
+    for length in LENGTHS:
+        for order in ("at_once", "in_turn"):
+            tokens = prompt(length, f"{pair.p.engine.name} {pair.d.engine.name} {order}")
+            pair.moved(getattr(pair, order)(tokens), length - 1 if length - 1 >= block else 0)
+
+
 @pytest.mark.parametrize(
     ("sender", "receiver"),
     [("two", "one"), ("one", "two"), ("two", "wide"), ("wide", "two"), ("one", "wide"), ("wide", "one")],
     ids=[
         "TP 2 to TP 1",
         "TP 1 to TP 2",
-        "TP 2 to TP 2, blocks of 16 to blocks of 32",
-        "TP 2 to TP 2, blocks of 32 to blocks of 16",
-        "on one node, TP 1 to TP 2, blocks of 16 to 32",
-        "on one node, TP 2 to TP 1, blocks of 32 to 16",
+        "TP 2 to TP 1, blocks of 16 to blocks of 32",
+        "TP 1 to TP 2, blocks of 32 to blocks of 16",
+        "on one node, blocks of 16 to blocks of 32",
+        "on one node, blocks of 32 to blocks of 16",
     ],
 )
 def test_a_prompt_arrives_whole_whatever_the_shapes(sides, sender, receiver):
-    pair = Pair(sides[sender], sides[receiver])
-    block = 32 if receiver == "wide" else 16
-    for length in LENGTHS:
-        for order in ("at_once", "in_turn"):
-            tokens = prompt(length, f"{sender} {receiver} {order}")
-            pair.moved(getattr(pair, order)(tokens), length - 1 if length - 1 >= block else 0)
+    check(Pair(sides[sender], sides[receiver]), 32 if receiver == "wide" else 16)
+
+
+@pytest.mark.long
+def test_a_prompt_arrives_whole_from_two_ranks_in_two_ranks(harness, nodes, model):
+    a, b = nodes
+    with (
+        start(harness, "two-P", "kv_producer", a, model, tensor_parallel_size=2) as p,
+        start(harness, "two-D", "kv_consumer", b, model, tensor_parallel_size=2, block_size=32) as d,
+    ):
+        p.ready(300)
+        d.ready(300)
+        check(Pair(Side(p, a), Side(d, b)), 32)
+        settle(Side(p, a), Side(d, b))
 
 
 def test_two_engines_prefill_for_each_other_at_once(sides):

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whose bytes go next, and how many at a time."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvpushd.core.ranked import Ranked
+from kvpushd.core.schedule import Candidate, Schedule
+from kvpushd.core.words import SECOND, LinkId
+
+A, B = LinkId("a"), LinkId("b")
+MIB = 1 << 20
+
+
+def wants(
+    what: str, remaining: int, *, size: int = 1, link: LinkId = A, priority: int = 0, since: int = 0
+) -> Candidate[str]:
+    return Candidate(what, link, priority, remaining, since, size)
+
+
+def up_to(flight: int) -> Callable[[LinkId], int]:
+    """The same for every link."""
+    return lambda link: flight
+
+
+def order(schedule: Schedule[str]) -> list[str]:
+    """Pops until it says no, without anything in flight."""
+    return [candidate.what for candidate in iter(schedule.pop, None)]
+
+
+def test_the_shortest_goes_first() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100))
+    for what, remaining in (("long", 8000), ("short", 300), ("middle", 1000)):
+        schedule.offer(wants(what, remaining))
+    assert order(schedule) == ["short", "middle", "long"]
+
+
+def test_a_larger_priority_goes_before_a_shorter_one() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule.offer(wants("short", 1))
+    schedule.offer(wants("important", 9000, priority=1))
+    assert order(schedule) == ["important", "short"]
+
+
+def test_a_transfer_that_has_waited_long_goes_before_a_shorter_one_that_came_now() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100), aging=256 * MIB)
+    schedule.offer(wants("old and long", 1024 * MIB, since=0))
+    schedule.offer(wants("new and short", 1, since=5 * SECOND))
+    assert order(schedule) == ["old and long", "new and short"]
+
+
+def test_an_idle_link_takes_a_write_of_any_size() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule.offer(wants("large", 5000, size=5000))
+    assert schedule.pop() is not None
+
+
+def test_a_busy_link_takes_what_has_room_and_the_first_in_line_is_not_overtaken() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule.posted(A, 60)
+    schedule.offer(wants("first", 50, size=50))
+    schedule.offer(wants("second", 60, size=10))
+    assert schedule.pop() is None
+    schedule.ended(A, 60)
+    first = schedule.pop()
+    assert first is not None
+    assert first.what == "first"
+
+
+def test_links_do_not_wait_for_one_another() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule.posted(A, 100)
+    schedule.offer(wants("here", 1))
+    schedule.offer(wants("there", 9000, link=B))
+    assert order(schedule) == ["there"]
+
+
+def test_what_is_withdrawn_has_no_turn_and_what_is_offered_anew_has_one() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule.offer(wants("gone", 1))
+    schedule.offer(wants("changed", 2))
+    schedule.offer(wants("changed", 3, size=7))
+    schedule.withdraw("gone")
+    schedule.withdraw("never there")
+    (only,) = iter(schedule.pop, None)
+    assert (only.what, only.size) == ("changed", 7)
+    assert len(schedule) == 0
+
+
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    cap=st.integers(1, 300),
+    seed=st.integers(0, 1 << 32),
+)
+def test_no_link_has_more_in_flight_than_it_may_and_none_is_idle_while_something_waits(
+    sizes: list[int], cap: int, seed: int
+) -> None:
+    random = Random(seed)
+    schedule: Schedule[int] = Schedule(up_to(cap))
+    waiting = dict(enumerate(sizes))
+    links = {what: random.choice([A, B]) for what in waiting}
+    flying: list[tuple[LinkId, int]] = []
+    for what, size in waiting.items():
+        schedule.offer(Candidate(what, links[what], 0, size, 0, size))
+    while waiting or flying:
+        for candidate in iter(schedule.pop, None):
+            schedule.posted(candidate.link, candidate.size)
+            flying.append((candidate.link, candidate.size))
+            assert waiting.pop(candidate.what) == candidate.size
+        for link in (A, B):
+            mine = [size for where, size in flying if where == link]
+            assert sum(mine) <= cap or len(mine) == 1
+            assert mine or not any(links[what] == link for what in waiting)
+        schedule.ended(*flying.pop(random.randrange(len(flying))))
+
+
+def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
+    # The link carries 100 MiB a second; each moment brings a short transfer that fills it alone.
+    schedule: Schedule[str] = Schedule(up_to(10 * MIB))
+    left, ended_at, came = 400 * MIB, None, Counter[str]()
+    schedule.offer(wants("long", left, size=10 * MIB))
+    flying: deque[Candidate[str]] = deque()
+    for moment in range(400):
+        now = moment * SECOND // 10
+        schedule.offer(wants(f"short {moment}", 10 * MIB, size=10 * MIB, since=now))
+        while (candidate := schedule.pop()) is not None:
+            schedule.posted(candidate.link, candidate.size)
+            flying.append(candidate)
+        done = flying.popleft()
+        schedule.ended(done.link, done.size)
+        came[done.what.split()[0]] += 1
+        if done.what == "long":
+            left -= done.size
+            if left:
+                schedule.offer(wants("long", left, size=10 * MIB))
+            elif ended_at is None:
+                ended_at = now
+    assert came["short"] > came["long"] == 40
+    assert ended_at is not None
+    assert ended_at < 15 * SECOND
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 20)), max_size=200))
+def test_ranked_keys_come_in_the_order_of_their_last_ranks(puts: list[tuple[int, int | None]]) -> None:
+    ranked: Ranked[int] = Ranked()
+    ranks: dict[int, int] = {}
+    for key, rank in puts:
+        if rank is None:
+            ranked.drop(key)
+            ranks.pop(key, None)
+        else:
+            ranked.put(key, rank)
+            ranks[key] = rank
+        assert len(ranked) == len(ranks)
+        assert all(key in ranked for key in ranks)
+        first = ranked.first()
+        assert (first is None) == (not ranks)
+        assert first is None or first[1] == min(ranks.values()) == ranks[first[0]]
+    assert ranked.pop_until(-1) is None
+    popped = [ranks[key] for key in iter(lambda: ranked.pop_until(20), None)]
+    assert popped == sorted(ranks.values())
