@@ -9,7 +9,7 @@ from testing.clockwork.clock import Clock
 from testing.node import Node
 
 WAIT = 240
-CALM = {"lease": 5, "link_silence": 60}
+CALM = {"lease": 10, "connect_timeout": 8, "link_silence": 60}
 """Leases that tests can wait for; no link is given up because the machine has much else to do."""
 
 
