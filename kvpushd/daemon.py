@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import gc
 import os
 import secrets
 import shutil
@@ -32,7 +33,7 @@ from kvpushd.mover.child import MoverSettings
 from kvpushd.node.engines import EngineRoom
 from kvpushd.node.history import History
 from kvpushd.node.hub import Hub
-from kvpushd.node.movers import SILENCE, Movers
+from kvpushd.node.movers import Movers
 from kvpushd.node.receiving import ReceivingRoom
 from kvpushd.node.sending import SendingRoom
 from kvpushd.node.tasks import Tasks
@@ -99,7 +100,12 @@ class Daemon:
             self._history = History(hub, self._metrics, traces, settings.limits.history)
 
             self._movers = movers = Movers(
-                hub, self._mover_settings, (held, lock), self._mover_died, lambda: self._engines.map_again()
+                hub,
+                self._mover_settings,
+                (held, lock),
+                self._mover_died,
+                lambda: self._engines.map_again(),
+                silence=settings.mover_silence,
             )
             await movers.start()
             stack.push_async_callback(movers.stop)
@@ -127,6 +133,8 @@ class Daemon:
             tasks.start(hub.tick(TICK))
             tasks.start(self._metrics.watch_loop())
             tasks.start(self._notify.watch(self._is_well))
+            # What the start made lives as long as the process: the collector need not look at it again.
+            gc.freeze()
             return await self._until_told(tasks)
 
     # --- opening -----------------------------------------------------------------------------------------
@@ -306,7 +314,10 @@ class Daemon:
     def _is_well(self) -> bool:
         """What the watchdog hears, as the loop turns: the mover turns too, or another is being started."""
         handle = self._movers.handle
-        return handle is None or asyncio.get_running_loop().time() - handle.last_beat < 2 * SILENCE
+        if handle is None:
+            return True
+        silent = asyncio.get_running_loop().time() - handle.last_beat
+        return silent < 2 * self._settings.mover_silence
 
     def _make_view(self) -> View:
         settings = self._settings

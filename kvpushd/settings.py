@@ -187,6 +187,8 @@ class Settings(Part):
     """Most bytes of one write."""
     peer_bytes_in_flight: Size = Field(default=ByteSize(256 << 20), ge=1 << 12)
     """Most bytes posted to one peer at a time."""
+    mover_silence: Seconds = Field(default=15.0, ge=2, le=600)
+    """Silence after which a mover counts as stuck and is killed, at the cost of all its transfers."""
     ucx: Ucx = Ucx()
 
     limits: Limits = Limits()

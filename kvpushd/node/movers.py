@@ -19,9 +19,6 @@ from kvpushd.mover.child import MoverSettings
 from kvpushd.mover.handle import MoverHandle, OutletPool
 from kvpushd.node.hub import Hub
 
-SILENCE = 5.0
-"""Seconds without a beat after which a mover counts as stuck; it beats each second."""
-
 LOOK = 1.0
 """Seconds between looks at its last beat."""
 FIRST_PATIENCE, LONGEST_PATIENCE = 0.05, 5.0
@@ -45,14 +42,18 @@ class Movers:
         pass_fds: Sequence[int],
         on_died: Callable[[Fault], None],
         on_replaced: Callable[[], Awaitable[None]],
+        *,
+        silence: float,
     ) -> None:
         """`settings` are asked for at each start, for an agent's name is used once; `on_died` is called as
-        soon as a mover is reaped, `on_replaced` once the next one is ready."""
+        soon as a mover is reaped, `on_replaced` once the next one is ready. A mover that does not beat for
+        `silence` seconds counts as stuck; it beats each second."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
         self._on_died = on_died
         self._on_replaced = on_replaced
+        self._silence = silence
         self._handle: MoverHandle | None = None
         self._attention = Attention.IDLE
         self._ids = 0
@@ -87,7 +88,7 @@ class Movers:
         if not self._whole:
             return "the mover was replaced and is mapping the pools"
         silent = asyncio.get_running_loop().time() - self._handle.last_beat
-        return f"the mover has been silent for {silent:.0f} s" if silent > SILENCE / 2 else None
+        return f"the mover has been silent for {silent:.0f} s" if silent > self._silence / 2 else None
 
     async def watch(self) -> None:
         """Replaces a mover that died, kills one that is stuck. Until cancelled."""
@@ -136,8 +137,8 @@ class Movers:
             if loop.time() - due > LOOK:
                 # This process stood still (a stopped VM, a debugger): beats may wait in the link, unread.
                 continue
-            if loop.time() - handle.last_beat > SILENCE:
-                self._log.error("mover is stuck: killed", pid=handle.pid, silent=SILENCE)
+            if loop.time() - handle.last_beat > self._silence:
+                self._log.error("mover is stuck: killed", pid=handle.pid, silent=self._silence)
                 await handle.kill()
 
     async def stop(self) -> None:
