@@ -14,7 +14,6 @@ import json
 import os
 import select
 import socket
-import statistics
 import subprocess
 import sys
 import threading
@@ -48,7 +47,10 @@ class Carriers:
         self._ask(0, {"do": "meet", **self._ask(1, {"do": "meet"})})
 
     def nixl_seconds(self, size: int, run: int, times: int = 3) -> float:
-        """The median time of a raw NIXL WRITE of `size` bytes in scattered runs of `run` bytes."""
+        """The time of a raw NIXL WRITE of `size` bytes in scattered runs of `run` bytes.
+
+        The fastest of a few: whatever else the machine does only adds to it.
+        """
         self._tell(1, {"do": "poll"})
         found = self._ask(0, {"do": "write", "bytes": size, "run": run, "times": times})
         self._ask(1, {"do": "stop"})
@@ -65,16 +67,16 @@ class Carriers:
     def calibrate(self, size: int, run: int, seconds: float) -> float:
         """Shapes the link so that raw NIXL takes `seconds` for `size` bytes; returns what it then takes.
 
-        Closer than 2 %, if three steps get there.
+        Closer than 3 %, if a few steps get there.
         """
         rate = size / seconds
         took = 0.0
-        for _ in range(4):
+        for _ in range(6):
             self._link.shape(int(rate))
             took = self.nixl_seconds(size, run)
-            if abs(took / seconds - 1) < 0.02:
+            if abs(took / seconds - 1) < 0.03:
                 break
-            rate *= took / seconds
+            rate *= min(max(took / seconds, 0.7), 1.4)
         return took
 
     def close(self) -> None:
@@ -173,7 +175,7 @@ class _End:
                 pass
             seconds.append(time.monotonic() - begun)
             self._agent.release_xfer_handle(handle)
-        return {"seconds": statistics.median(seconds[_WARM_UP:])}
+        return {"seconds": min(seconds[_WARM_UP:])}
 
     def _do_listen(self) -> dict[str, Any]:
         listener = socket.create_server(("", 0))

@@ -45,6 +45,8 @@ NONE = Contender("no transfer", "none")
 PUSH_SLOWED = Contender("push, thread slowed", "push", concurrent=True, setting=Setting("push", slowed=True))
 
 ALL = (KVPUSHD, PULL, PUSH, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL, NONE)
+ESSENTIAL = (KVPUSHD, PULL, PUSH)
+"""Those of a quick run, in scenarios that are long."""
 MOVERS = (PULL, PUSH, PUSH_SEQUENTIAL)
 """Those that move KV, besides kvpushd."""
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from benchmarks.engine.contenders import KVPUSHD, KVPUSHD_SEQUENTIAL, PULL, PUSH, PUSH_SEQUENTIAL, Contender
+from benchmarks.engine.contenders import ESSENTIAL, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL, Contender
 from benchmarks.engine.pair import Pair
 from benchmarks.engine.scenarios.base import HOST_S, STEP_S, Findings, never_behind, unshaped
 from benchmarks.engine.stage import Stage
@@ -36,7 +36,7 @@ class Burst:
             return play(pair, contender, asks)
 
         stage.choose("e", turn)
-        played = [KVPUSHD, PULL, PUSH] + ([] if stage.job.quick else [KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL])
+        played = ESSENTIAL if stage.job.quick else (*ESSENTIAL, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL)
         rounds = stage.rounds("e", played, turn)
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)

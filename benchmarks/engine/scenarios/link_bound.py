@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from benchmarks.engine.contenders import (
     ALL,
+    ESSENTIAL,
     KVPUSHD,
     NONE,
     PULL,
@@ -54,8 +55,10 @@ class LinkBound:
 
         stage.choose(scenario, turn)
         contenders: tuple[Contender, ...] = ALL
+        if stage.job.quick and scenario != "a1":
+            contenders = (*ESSENTIAL, NONE)
         if stage.setting_of(PUSH) != PUSH_SLOWED.setting:
-            contenders = (*ALL, PUSH_SLOWED)
+            contenders = (*contenders, PUSH_SLOWED)
         rounds = stage.rounds(scenario, contenders, turn)
         after = stage.carriers.nixl_seconds(PROMPT * stage.bytes_per_token, stage.run_bytes)
         findings.facts.append(f"{scenario}: afterwards, {after / PREFILL_S:.2f} of prefill")
@@ -78,6 +81,7 @@ class LinkBound:
                 o.name,
             )
             for o, limit in ((PULL, 1 / 4), (PUSH, 1 / 3), (PUSH_SEQUENTIAL, 1 / 3))
+            if o in contenders
         ]
         slowed = PUSH_SLOWED if PUSH_SLOWED in contenders else PUSH
         findings.goals.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.engine.contenders import ALL, KVPUSHD, PULL, PUSH, Contender
+from benchmarks.engine.contenders import ALL, ESSENTIAL, KVPUSHD, PULL, PUSH, Contender
 from benchmarks.engine.pair import Pair
 from benchmarks.engine.scenarios.base import (
     D_CLOCK,
@@ -55,10 +55,11 @@ class Prefixes:
             self._play(stage, findings, case)
 
     def _play(self, stage: Stage, findings: Findings, case: _Case) -> None:
+        requests = 1 if stage.job.quick else case.requests
         moved = max(0, PROMPT - 1 - case.on_d)
 
         def turn(pair: Pair, contender: Contender, number: int) -> Trial:
-            prompts = [prompt(PROMPT, case.name, contender.name, number, i) for i in range(case.requests)]
+            prompts = [prompt(PROMPT, case.name, contender.name, number, i) for i in range(requests)]
             pair.configure(FAST, FAST)
             for tokens in prompts:
                 for engine, count in ((pair.p, case.on_p), (pair.d, case.on_d)):
@@ -72,7 +73,7 @@ class Prefixes:
             )
 
         stage.choose(case.name, turn)
-        rounds = stage.rounds(case.name, ALL, turn)
+        rounds = stage.rounds(case.name, ESSENTIAL if stage.job.quick else ALL, turn)
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)
         if case.on_d == PROMPT:
