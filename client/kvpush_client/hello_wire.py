@@ -9,6 +9,7 @@ from kvpush_client.items import PROTOCOL, Identity, Role, Welcome
 from kvpush_client.wire import Malformed
 
 MAX_WORLD = 1 << 16
+MAX_PROCESS = 64
 
 _ROLES = {Role.SCHEDULER: engine_pb2.PROCESS_ROLE_SCHEDULER, Role.WORKER: engine_pb2.PROCESS_ROLE_WORKER}
 _ROLES_BACK = {number: role for role, number in _ROLES.items()}
@@ -26,6 +27,7 @@ def hello_to_wire(identity: Identity) -> engine_pb2.Hello:
         local_ranks=identity.local_ranks,
         fingerprint=types_pb2.Fingerprint(fields=identity.fingerprint),
         software=identity.software,
+        process=identity.process,
     )
 
 
@@ -36,6 +38,7 @@ def identity_from_wire(hello: engine_pb2.Hello) -> Identity:
     for name in ("engine_id", "launch"):
         wire.text(name, getattr(hello, name), empty=False)
     wire.text("software", hello.software)
+    wire.within("process", len(hello.process), 0, MAX_PROCESS)
     wire.within("world_size", hello.world_size, 1, MAX_WORLD)
     wire.within("local_ranks", hello.local_ranks, 1, hello.world_size)
     wire.within("rank", hello.rank, 0, hello.world_size - 1)
@@ -48,6 +51,7 @@ def identity_from_wire(hello: engine_pb2.Hello) -> Identity:
         local_ranks=hello.local_ranks,
         fingerprint=dict(hello.fingerprint.fields),
         software=hello.software,
+        process=hello.process,
     )
 
 

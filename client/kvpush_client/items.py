@@ -33,6 +33,8 @@ class Identity:
     local_ranks: int = 1
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     software: str = ""
+    process: bytes = field(default=b"", compare=False)
+    """Made by the session, once: by it the daemon knows a process that comes again."""
 
 
 @dataclass(frozen=True, slots=True)

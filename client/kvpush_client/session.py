@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -88,7 +89,7 @@ class Session:
         if worker != (pool is not None) or worker != (layout is not None):
             raise ValueError("a worker's session needs a pool and its layout, a scheduler's has neither")
         self._runtime_dir = runtime_dir
-        self._identity = identity
+        self._identity = replace(identity, process=os.urandom(16))
         self._pool = pool
         self._layout = layout
         self._events: deque[Event] = deque()

@@ -144,7 +144,9 @@ class EngineRoom:
 
         Raises Duplicate where another launch, or another process in the same place, holds the name.
         """
-        while (entry := self._current(identity)) is not None and not entry.live:
+        while (entry := self._current(identity)) is not None:
+            if entry.live and not self._takes_its_own_place(entry, identity):
+                break
             await entry.gone.wait()
         if entry is None:
             entry = self._new(identity)
@@ -156,6 +158,15 @@ class EngineRoom:
             session.tell(Draining())
         host, port = self._peer_address()
         return Welcome(entry.incarnation, self._lease, host, port, self._software)
+
+    def _takes_its_own_place(self, entry: EngineEntry, identity: Identity) -> bool:
+        """Ends the former session of a process that comes again, whose loss was not noticed here yet."""
+        for old in entry.sessions:
+            if identity.process and old.identity.process == identity.process:
+                old.end(Unreachable("the same process came again"))
+                self._depart(entry, old)
+                return True
+        return False
 
     def _current(self, identity: Identity) -> EngineEntry | None:
         for entry in self._entries.values():
@@ -189,6 +200,9 @@ class EngineRoom:
         """A process is gone, and with it the incarnation: the others have to join anew."""
         entry = self._of_session.pop(session)
         entry.sessions.discard(session)
+        self._depart(entry, session)
+
+    def _depart(self, entry: EngineEntry, session: EngineSession) -> None:
         if not entry.live:
             return
         entry.live = False

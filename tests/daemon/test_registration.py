@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import cast
 
+import grpc
 import pytest
 
+from kvpush_client._proto.engine_pb2 import PROCESS_ROLE_SCHEDULER, Hello, SessionRequest
+from kvpush_client._proto.engine_pb2_grpc import EngineServiceStub
 from kvpush_client.errors import DaemonRefused
 from kvpush_client.events import Fault, Reason, ReservationEnded
 from kvpush_client.layout import Layout
@@ -155,6 +159,27 @@ def test_a_second_scheduler_of_one_launch_is_refused(nodes: Nodes) -> None:
     finally:
         twin.close()
     assert refused.value.reason is Reason.DUPLICATE
+
+
+def test_a_process_that_comes_again_takes_its_former_place(nodes: Nodes) -> None:
+    """Its former stream is lost, and the daemon does not know it yet: a ping was not answered in time."""
+    hello = Hello(
+        protocol=1, engine_id="again", launch="one", role=PROCESS_ROLE_SCHEDULER, world_size=1, local_ranks=1
+    )
+    hello.process = b"p" * 16
+    with ExitStack() as stack:
+        calls = []
+        for _ in range(2):
+            channel = stack.enter_context(
+                grpc.insecure_channel(f"unix:{nodes.p.runtime_dir / 'kvpushd.sock'}")
+            )
+            said: queue.SimpleQueue[SessionRequest | None] = queue.SimpleQueue()
+            said.put(SessionRequest(hello=hello))
+            stack.callback(said.put, None)
+            calls.append(EngineServiceStub(channel).Session(iter(said.get, None), timeout=DEADLINE))
+            assert next(calls[-1]).HasField("welcome")
+        with pytest.raises(grpc.RpcError, match="the same process came again"):
+            next(calls[0])
 
 
 def test_engines_of_different_models_are_refused_naming_the_field_and_both_values(nodes: Nodes) -> None:

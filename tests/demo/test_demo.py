@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,10 +22,17 @@ MARK = b"KVPUSH_DEMO="
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(SECONDS + 60)]
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Where a demo keeps its files: pytest's own folders are too long for sockets."""
+    with tempfile.TemporaryDirectory(prefix="kvd-", dir="/tmp") as made:
+        yield Path(made)
+
+
 @contextmanager
-def demo(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """A demo that keeps its files below `tmp_path`."""
-    env = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'client'}:{REPOSITORY}", "TMPDIR": str(tmp_path)}
+def demo(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """A demo that keeps its files below `folder`."""
+    env = {**os.environ, "PYTHONPATH": f"{REPOSITORY / 'client'}:{REPOSITORY}", "TMPDIR": str(folder)}
     argv = [sys.executable, "-m", "kvpushctl", "demo", *arguments]
     with subprocess.Popen(
         argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -35,21 +43,21 @@ def demo(tmp_path: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
             process.terminate()
 
 
-def left_behind(tmp_path: Path) -> list[str]:
-    """Files in `tmp_path`, and processes of a demo that kept its files there."""
-    left = [str(path) for path in tmp_path.iterdir()]
+def left_behind(folder: Path) -> list[str]:
+    """Files in `folder`, and processes of a demo that kept its files there."""
+    left = [str(path) for path in folder.iterdir()]
     for process in Path("/proc").glob("[0-9]*"):
         try:
             environment = (process / "environ").read_bytes()
         except OSError:
             continue  # it has just ended
-        if MARK + str(tmp_path).encode() in environment:
+        if MARK + str(folder).encode() in environment:
             left.append(str(process))
     return left
 
 
-def test_every_output_is_the_plain_engines_and_every_position_was_received(tmp_path: Path) -> None:
-    with demo(tmp_path, "--output", "json") as process:
+def test_every_output_is_the_plain_engines_and_every_position_was_received(folder: Path) -> None:
+    with demo(folder, "--output", "json") as process:
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, err
     found = json.loads(out)
@@ -63,31 +71,31 @@ def test_every_output_is_the_plain_engines_and_every_position_was_received(tmp_p
     assert long["bytes_pushed"] >= 2999 * found["engine"]["kv_bytes_per_token"]
     assert long["chunks_before_seal"] > 0
     assert set(long["phases_ms"]) == {"reserve", "announce", "first_byte", "seal", "landed", "first_token"}
-    assert left_behind(tmp_path) == []
+    assert left_behind(folder) == []
 
 
 @pytest.mark.long
-def test_spoiled_kv_shows_in_the_outputs(tmp_path: Path) -> None:
-    with demo(tmp_path, "--corrupt", "--output", "json") as process:
+def test_spoiled_kv_shows_in_the_outputs(folder: Path) -> None:
+    with demo(folder, "--corrupt", "--output", "json") as process:
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 1, err
     found = json.loads(out)
     assert found["verdict"] == "different"
     assert any(one["external_tokens"] and not one["output_equal"] for one in found["prompts"])
     assert all(one["output_equal"] for one in found["prompts"][:4])
-    assert left_behind(tmp_path) == []
+    assert left_behind(folder) == []
 
 
-def test_interrupted_while_engines_start_it_leaves_nothing_behind(tmp_path: Path) -> None:
-    with demo(tmp_path) as process:
+def test_interrupted_while_engines_start_it_leaves_nothing_behind(folder: Path) -> None:
+    with demo(folder) as process:
         assert process.stderr is not None
         for line in process.stderr:
             if "decode engine" in line:
                 break
-        assert left_behind(tmp_path) != []
+        assert left_behind(folder) != []
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, err
     assert out == ""
-    assert left_behind(tmp_path) == []
+    assert left_behind(folder) == []

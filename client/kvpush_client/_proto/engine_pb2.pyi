@@ -141,6 +141,7 @@ class Hello(google.protobuf.message.Message):
     LOCAL_RANKS_FIELD_NUMBER: builtins.int
     FINGERPRINT_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
+    PROCESS_FIELD_NUMBER: builtins.int
     protocol: builtins.int
     """Protocol version; this file is 1."""
     engine_id: builtins.str
@@ -157,6 +158,10 @@ class Hello(google.protobuf.message.Message):
     """Ranks of the engine on this node."""
     software: builtins.str
     """Free text for people: client and engine versions."""
+    process: builtins.bytes
+    """Random, made once per session object: whoever comes again with it takes the place of its former stream,
+    which the daemon may not know to be dead yet. Empty = never takes a place.
+    """
     @property
     def fingerprint(self) -> kvpush_client._proto.types_pb2.Fingerprint:
         """What the engine's KV means."""
@@ -173,9 +178,10 @@ class Hello(google.protobuf.message.Message):
         local_ranks: builtins.int = ...,
         fingerprint: kvpush_client._proto.types_pb2.Fingerprint | None = ...,
         software: builtins.str = ...,
+        process: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["fingerprint", b"fingerprint"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id", "fingerprint", b"fingerprint", "launch", b"launch", "local_ranks", b"local_ranks", "protocol", b"protocol", "rank", b"rank", "role", b"role", "software", b"software", "world_size", b"world_size"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["engine_id", b"engine_id", "fingerprint", b"fingerprint", "launch", b"launch", "local_ranks", b"local_ranks", "process", b"process", "protocol", b"protocol", "rank", b"rank", "role", b"role", "software", b"software", "world_size", b"world_size"]) -> None: ...
 
 global___Hello = Hello
 

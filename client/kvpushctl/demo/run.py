@@ -45,6 +45,9 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 
+LONGEST_TMPDIR = 45
+"""A socket's path has at most 107 bytes, of which the parts below this folder take 60."""
+
 
 class Interrupted(CommandError):
     """Somebody pressed Ctrl-C, or sent SIGTERM; all has been cleaned up."""
@@ -59,13 +62,19 @@ def run(progress: Progress, *, corrupt: bool, logs: Path | None = None) -> Repor
     Raises CommandError if something is missing or does not start, Interrupted on SIGINT and SIGTERM.
     """
     vllm = find_vllm()
-    folder = Path(tempfile.mkdtemp(prefix="kvpush-demo-"))
+    folder = _short_folder()
     try:
         return asyncio.run(
             _until_interrupted(_Demo(folder, vllm, progress, corrupt, logs or folder / "logs").run())
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _short_folder() -> Path:
+    """A new folder for temporary files, short enough for the sockets that vLLM makes in it."""
+    short = len(tempfile.gettempdir()) <= LONGEST_TMPDIR
+    return Path(tempfile.mkdtemp(prefix="kvpush-demo-", dir=None if short else "/tmp"))
 
 
 async def _until_interrupted(demo: Coroutine[Any, Any, Report]) -> Report:
