@@ -12,6 +12,11 @@ from kvpushd.core.words import SECOND, Instant, LinkId
 
 T = TypeVar("T", bound=Hashable)
 
+AGING = 16 << 20
+"""Bytes that a transfer gains on younger ones per second of its waiting. Far below what a link carries, else
+every large transfer soon outranks the small ones that come after it. (On a link of 183 MB/s, 300-token
+prompts beside 8,000-token ones took a median of 2.8 s at 256 MiB/s, and 0.4 to 1.5 s at this.)"""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate(Generic[T]):
@@ -47,7 +52,7 @@ class Schedule(Generic[T]):
     with nothing in flight takes any.
     """
 
-    def __init__(self, flight: Callable[[LinkId], int], aging: int = 256 << 20) -> None:
+    def __init__(self, flight: Callable[[LinkId], int], aging: int = AGING) -> None:
         self._flight = flight
         self._aging = aging
         self._candidates: dict[T, Candidate[T]] = {}

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -36,6 +36,8 @@ class History:
         self.failed = 0
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.moved: Counter[str] = Counter()
+        """Bytes by link, as the ledger names links."""
         hub.on(Account, self._ended)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -54,6 +56,8 @@ class History:
             self.bytes_sent += account.counts.bytes
         else:
             self.bytes_received += account.counts.bytes
+        for other in account.other.split(", "):
+            self.moved[other.rpartition("@")[2]] += account.counts.bytes
         self._measure(account, landed, sending)
         self._trace(account)
 

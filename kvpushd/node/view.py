@@ -220,6 +220,7 @@ class View:
                 receiving=True,
                 up=out.up,
                 transport=self._transport(),
+                bytes=self._history.moved[out.address],
                 transfers=live[out.address],
                 last_fault=faults.get(out.address, ""),
                 software=out.hello.software if out.hello else "",
@@ -232,6 +233,7 @@ class View:
                 node=link.hello.node,
                 up=link.up,
                 transport=self._transport(),
+                bytes=self._history.moved[guest.name],
                 transfers=sending[guest.name],
                 software=link.hello.software,
             )

@@ -122,7 +122,7 @@ def test_no_link_has_more_in_flight_than_it_may_and_none_is_idle_while_something
 
 def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
     # The link carries 100 MiB a second; each moment brings a short transfer that fills it alone.
-    schedule: Schedule[str] = Schedule(up_to(10 * MIB))
+    schedule: Schedule[str] = Schedule(up_to(10 * MIB), aging=256 * MIB)
     left, ended_at, came = 400 * MIB, None, Counter[str]()
     schedule.offer(wants("long", left, size=10 * MIB))
     flying: deque[Candidate[str]] = deque()
