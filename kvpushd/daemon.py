@@ -50,7 +50,7 @@ from kvpushd.settings import Settings
 from kvpushd.tracing import open_traces
 
 SOFTWARE = f"kvpushd {version('kvpushd')}"
-TICK = 0.05
+TICK = 0.1
 """Seconds between looks at leases: how late one may end."""
 LOCK_PATIENCE = 10.0
 """Seconds that a former daemon's movers may take to die."""
