@@ -80,8 +80,8 @@ def preemptions(pair):
 
 
 def test_hundreds_of_preemptions_change_no_byte(tight):
-    crowd(tight, rounds=4, lengths=range(20, 68, 3), count=140)
-    assert min(preemptions(tight)) > 50, preemptions(tight)
+    crowd(tight, rounds=10, lengths=range(20, 68, 3), count=140)
+    assert min(preemptions(tight)) > 150, preemptions(tight)
 
 
 def test_windows_move_on_while_bytes_move(windows):
