@@ -15,7 +15,7 @@ from pairs.kit import BLOCK, WAIT, answer, eventually, prompt
 from testing.clockwork import serving
 from testing.node import free_port
 
-pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(600)]
 
 
 @contextlib.contextmanager
