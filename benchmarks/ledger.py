@@ -13,26 +13,21 @@ import numpy as np
 from kvpush_client.events import Side, TransferKey
 from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpushd.core.engines import Limits
-from kvpushd.core.layout import Blocks
-from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import (
-    LOCAL,
-    SECOND,
+from kvpushd.core.events import (
     Advanced,
     Cancelled,
     EngineJoined,
     Event,
     HandedOff,
-    Incarnation,
-    Instant,
-    Instruction,
     PoolMapped,
-    Post,
     Reserved,
-    SenderAddress,
     Tick,
     WriteEnded,
 )
+from kvpushd.core.instructions import Instruction, Post
+from kvpushd.core.layout import Blocks
+from kvpushd.core.ledger import Ledger
+from kvpushd.core.words import LOCAL, SECOND, Incarnation, Instant, SenderAddress
 
 P, D = Incarnation(b"p" * 16), Incarnation(b"d" * 16)
 LAYERS, SIZE, HEADS, CELL = 32, 16, 8, 256

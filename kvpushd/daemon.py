@@ -23,8 +23,9 @@ from prometheus_client import CollectorRegistry
 
 from kvpush_client.events import Fault
 from kvpushd.core.engines import Limits
+from kvpushd.core.events import DrainBegan, MoverDied
 from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import SECOND, DrainBegan, MoverDied
+from kvpushd.core.words import SECOND
 from kvpushd.errors import ConfigError, KvpushError
 from kvpushd.http import HttpPort
 from kvpushd.logs import Sparing

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Fault, Reason
+from kvpushd.core.events import WriteEnded
 from kvpushd.core.layout import BlockLists, Layout, Window
-from kvpushd.core.messages import WriteEnded, WriteId
+from kvpushd.core.words import WriteId
 from kvpushd.errors import BadMemory, Invalid, KvpushError, LayoutMismatch, MoverDied, TransportFailed
 from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import Child, MoverProcess, MoverSettings

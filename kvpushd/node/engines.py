@@ -33,21 +33,16 @@ from kvpush_client.items import (
 )
 from kvpush_client.layout import Layout
 from kvpushd.core import layout as layouts
-from kvpushd.core.messages import (
-    LOCAL,
-    EngineJoined,
-    EngineLeft,
-    Incarnation,
+from kvpushd.core.events import EngineJoined, EngineLeft, PoolMapped
+from kvpushd.core.instructions import (
     LetGo,
-    LinkId,
-    PoolMapped,
-    SenderAddress,
     TellHandoffEnded,
     TellMatched,
     TellRejected,
     TellReservationEnded,
     TellReservationReleased,
 )
+from kvpushd.core.words import LOCAL, Incarnation, LinkId, SenderAddress
 from kvpushd.errors import BadMemory, Duplicate, Invalid, KvpushError, MoverDied, Unreachable
 from kvpushd.memory import host
 from kvpushd.metrics import Metrics

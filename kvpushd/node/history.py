@@ -7,8 +7,9 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvpush_client.events import Reason, Side, TransferKey
-from kvpushd.core.messages import SECOND, Account, Instant
+from kvpush_client.events import Side, TransferKey
+from kvpushd.core.instructions import Account
+from kvpushd.core.words import SECOND, Instant
 from kvpushd.metrics import Metrics
 from kvpushd.node.hub import Hub
 from kvpushd.rpc.peer_wire import unix_offset
@@ -105,10 +106,6 @@ class History:
                 if landed and entry.account.fault is None:
                     self._metrics.first_token_after(max(0.0, (unix_ns - landed - unix_offset()) / SECOND))
                 return
-
-    def failures(self) -> Iterator[Reason]:
-        """The reasons of the failures that are remembered, newest first."""
-        return (entry.account.fault.reason for entry in self if entry.account.fault is not None)
 
 
 def _seconds(start: Instant, end: Instant) -> float:

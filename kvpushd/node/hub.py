@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 
 import structlog
 
+from kvpushd.core.events import Event, Tick
+from kvpushd.core.instructions import Instruction
 from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import Event, Instant, Instruction, Tick
+from kvpushd.core.words import Instant
 
 I = TypeVar("I")  # noqa: E741, the type of an instruction
 

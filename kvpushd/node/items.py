@@ -9,17 +9,9 @@ import numpy as np
 
 from kvpush_client.items import Advance, Cancel, Decline, Handoff, Reserve, Sender
 from kvpush_client.layout import Blocks as WireBlocks
+from kvpushd.core.events import Advanced, Cancelled, Declined, HandedOff, Reserved
 from kvpushd.core.layout import Blocks
-from kvpushd.core.messages import (
-    SECOND,
-    Advanced,
-    Cancelled,
-    Declined,
-    HandedOff,
-    Incarnation,
-    Reserved,
-    SenderAddress,
-)
+from kvpushd.core.words import SECOND, Incarnation, SenderAddress
 from kvpushd.node.hub import now
 
 Said = Advance | Cancel | Decline | Handoff | Reserve

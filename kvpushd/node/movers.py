@@ -12,7 +12,8 @@ from kvpush_client._proto import types_pb2
 from kvpush_client.events import Fault, Reason
 from kvpush_client.layout import Layout
 from kvpushd.core.attention import Attention
-from kvpushd.core.messages import Post, WriteEnded
+from kvpushd.core.events import WriteEnded
+from kvpushd.core.instructions import Post
 from kvpushd.errors import KvpushError, MoverDied
 from kvpushd.mover import attention as levels
 from kvpushd.mover.child import MoverSettings

@@ -12,24 +12,19 @@ import structlog
 
 from kvpush_client._proto import peer_pb2, types_pb2
 from kvpush_client.events import Fault
-from kvpushd.core.messages import (
-    CloseInlet,
-    Incarnation,
+from kvpushd.core.events import (
     InletClosed,
-    LinkId,
     LinkLost,
     PeerEnded,
     PeerFenced,
     PeerLanded,
     PeerMatched,
     PeerMoving,
-    Reach,
     Reached,
-    SayAnnounce,
-    SayReceiverGone,
-    SayWithdraw,
 )
+from kvpushd.core.instructions import CloseInlet, Reach, SayAnnounce, SayReceiverGone, SayWithdraw
 from kvpushd.core.reservation import UNFENCED, Reservation
+from kvpushd.core.words import Incarnation, LinkId
 from kvpushd.errors import Invalid, KvpushError, MoverDied, Unreachable
 from kvpushd.node.engines import EngineEntry, EngineRoom
 from kvpushd.node.hub import Hub

@@ -14,26 +14,21 @@ from kvpush_client.events import Fault
 from kvpush_client.layout import Layout
 from kvpushd.core import layout as layouts
 from kvpushd.core.engines import is_local
-from kvpushd.core.messages import (
+from kvpushd.core.events import (
     Announced,
-    CloseOutlet,
     Described,
-    Incarnation,
-    LinkId,
     PeerEnded,
     PeerFenced,
     PeerLanded,
     PeerMatched,
     PeerMoving,
-    Post,
     Reached,
     ReceiverGone,
     ReceiverLost,
-    ReceiverView,
-    SayPeer,
-    SayReached,
     Withdrawn,
 )
+from kvpushd.core.instructions import CloseOutlet, Post, SayPeer, SayReached
+from kvpushd.core.words import Incarnation, LinkId, ReceiverView
 from kvpushd.errors import Invalid, KvpushError, OverLimit
 from kvpushd.mover.handle import OutletPool
 from kvpushd.node.engines import EngineRoom

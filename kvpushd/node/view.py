@@ -12,10 +12,11 @@ from kvpush_client._proto import admin_pb2
 from kvpush_client.events import Counts, Fault, Side
 from kvpushd.core.engines import is_local
 from kvpushd.core.handoff import Handoff
+from kvpushd.core.instructions import Account
 from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import Account, Phase, Times
 from kvpushd.core.reservation import Reservation, names_of
 from kvpushd.core.target import Target, phase_of
+from kvpushd.core.words import Phase, Times
 from kvpushd.metrics import Holding
 from kvpushd.node.engines import MEMORY, EngineRoom
 from kvpushd.node.history import History

@@ -7,7 +7,7 @@ import time
 from dataclasses import fields
 
 from kvpush_client._proto import types_pb2
-from kvpushd.core.messages import Times
+from kvpushd.core.words import Times
 
 NAMES = tuple(field.name for field in fields(Times))
 

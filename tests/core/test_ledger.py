@@ -12,33 +12,23 @@ from kvpush_client.events import Fault, Reason, Side, TransferKey
 from kvpush_client.layout import Group
 from kvpushd.core.attention import Attention
 from kvpushd.core.engines import Limits
-from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import (
-    LOCAL,
-    SECOND,
+from kvpushd.core.events import (
     Announced,
     Described,
     DrainBegan,
     EngineJoined,
     HandedOff,
-    Incarnation,
     InletClosed,
-    LinkId,
     LinkLost,
     PeerEnded,
-    Phase,
     PoolMapped,
-    Post,
-    ReceiverView,
     Reserved,
-    SayPeer,
-    SayReached,
-    SenderAddress,
-    TellHandoffEnded,
-    TellRejected,
     Withdrawn,
     WriteEnded,
 )
+from kvpushd.core.instructions import Post, SayPeer, SayReached, TellHandoffEnded, TellRejected
+from kvpushd.core.ledger import Ledger
+from kvpushd.core.words import LOCAL, SECOND, Incarnation, LinkId, Phase, ReceiverView, SenderAddress
 from tests.core.pools import Model, Shape, listed, rank
 from tests.core.world import LIMITS, Engine, Held, World, Write
 

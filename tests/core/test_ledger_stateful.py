@@ -20,8 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvpush_client.events import Side, TransferKey
 from kvpushd.core.attention import Attention
-from kvpushd.core.messages import (
-    SECOND,
+from kvpushd.core.events import (
     Advanced,
     Announced,
     Cancelled,
@@ -41,6 +40,7 @@ from kvpushd.core.messages import (
     Withdrawn,
     WriteEnded,
 )
+from kvpushd.core.words import SECOND
 from tests.core.pools import Model
 from tests.core.world import LIMITS, Engine, Held, World
 

@@ -14,29 +14,17 @@ from dataclasses import dataclass, field, replace
 from kvpush_client.events import Fault, Reason, Side, TransferKey
 from kvpush_client.layout import Group, Layout
 from kvpushd.core.engines import Limits
-from kvpushd.core.layout import Blocks
-from kvpushd.core.ledger import Ledger
-from kvpushd.core.messages import (
-    LOCAL,
-    SECOND,
-    Account,
+from kvpushd.core.events import (
     Advanced,
     Announced,
     Cancelled,
-    CloseInlet,
-    CloseOutlet,
     Declined,
     Described,
     EngineJoined,
     EngineLeft,
     Event,
     HandedOff,
-    Incarnation,
     InletClosed,
-    Instant,
-    Instruction,
-    LetGo,
-    LinkId,
     LinkLost,
     MoverDied,
     PeerEnded,
@@ -45,27 +33,43 @@ from kvpushd.core.messages import (
     PeerMatched,
     PeerMoving,
     PoolMapped,
-    Post,
-    Reach,
     Reached,
     ReceiverGone,
     ReceiverLost,
-    ReceiverView,
     Reserved,
+    Tick,
+    Withdrawn,
+    WriteEnded,
+)
+from kvpushd.core.instructions import (
+    Account,
+    CloseInlet,
+    CloseOutlet,
+    Instruction,
+    LetGo,
+    Post,
+    Reach,
     SayAnnounce,
     SayPeer,
     SayReached,
     SayReceiverGone,
     SayWithdraw,
-    SenderAddress,
     TellHandoffEnded,
     TellMatched,
     TellRejected,
     TellReservationEnded,
     TellReservationReleased,
-    Tick,
-    Withdrawn,
-    WriteEnded,
+)
+from kvpushd.core.layout import Blocks
+from kvpushd.core.ledger import Ledger
+from kvpushd.core.words import (
+    LOCAL,
+    SECOND,
+    Incarnation,
+    Instant,
+    LinkId,
+    ReceiverView,
+    SenderAddress,
     WriteId,
 )
 from tests.core.pools import Model, Shape, listed, ranks

@@ -16,7 +16,7 @@ from kvpush_client.events import (
     Side,
     TransferKey,
 )
-from kvpushd.core.messages import SECOND
+from kvpushd.core.words import SECOND
 from testing.rank import BLOCK, LAYERS, new_key
 from tests.daemon.daemon_kit import Nodes, assert_same, eventually, landed, transfer
 

@@ -15,8 +15,9 @@ import numpy as np
 from kvpush_client._proto import types_pb2
 from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpush_client.pool import Pool
+from kvpushd.core.events import WriteEnded
 from kvpushd.core.layout import Blocks, Window
-from kvpushd.core.messages import WriteEnded, WriteId
+from kvpushd.core.words import WriteId
 from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import MoverSettings
 from kvpushd.mover.handle import MoverHandle, OutletPool

@@ -12,7 +12,7 @@ import pytest
 from mover_kit import cells, layout, movers, soon, way
 
 from kvpush_client.events import Reason
-from kvpushd.core.messages import WriteEnded
+from kvpushd.core.events import WriteEnded
 from kvpushd.mover.transport.fake import FakeFabric
 
 pytestmark = pytest.mark.nixl
