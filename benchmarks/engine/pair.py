@@ -35,7 +35,6 @@ class Shape:
     kv_cache_bytes: int
     max_model_len: int
     max_num_batched_tokens: int
-    layer_groups: int
     node: Mapping[str, Any]
 
 
@@ -103,10 +102,7 @@ class Pair:
                 "kv_connector": "KvpushConnector",
                 "kv_connector_module_path": "kvpush_client.vllm.connector",
                 "kv_load_failure_policy": "recompute",
-                "kv_connector_extra_config": {
-                    "runtime_dir": str(self._nodes[end].runtime_dir),
-                    "layer_groups": shape.layer_groups,
-                },
+                "kv_connector_extra_config": {"runtime_dir": str(self._nodes[end].runtime_dir)},
             }
         elif family in ("pull", "push"):
             connector = "NixlConnector" if family == "pull" else "NixlPushConnector"

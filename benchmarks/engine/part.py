@@ -30,9 +30,8 @@ from testing.clockwork.harness import Harness
 BLOCK = 16
 WIDE = checkpoint.Geometry(layers=24, kv_heads=4, head_dim=128, works=Works(verify="first"))
 """A full-sized model's shape: runs of 32 KiB per block and layer."""
-NARROW = checkpoint.Geometry(layers=48, kv_heads=1, head_dim=64, works=Works(verify="first"))
-"""One narrow head, as a latent is: runs of 4 KiB."""
-LAYER_GROUPS = 8
+NARROW = checkpoint.Geometry(layers=64, kv_heads=1, head_dim=64, works=Works(verify="first"))
+"""A 32B model's depth and one narrow head, as a latent is: runs of 4 KiB."""
 _STAGES: tuple[
     tuple[str, checkpoint.Geometry, int, tuple[tuple[type[Scenario], tuple[str, ...]], ...]], ...
 ] = (
@@ -48,7 +47,7 @@ _STAGES: tuple[
             (Busy, ("g",)),
         ),
     ),
-    ("narrow", NARROW, 768 << 20, ((Fragmented, ("b",)), (Burst, ("e",)))),
+    ("narrow", NARROW, 832 << 20, ((Fragmented, ("b",)), (Burst, ("e",)))),
 )
 # A quarter of KV space as small as here is less than one summary of 8,000 tokens.
 _NODE = {"ucx__tls": "tcp,self", "pinned_share": 0.9}
@@ -87,14 +86,12 @@ class EnginePart:
                     kv_cache_bytes=kv_bytes,
                     max_model_len=9216,
                     max_num_batched_tokens=8192,
-                    layer_groups=LAYER_GROUPS,
                     node=_NODE,
                 )
                 findings.facts.append(
                     f"{name} model: {geometry.layers} layers, {geometry.kv_heads} KV heads of "
                     f"{geometry.head_dim}, {geometry.bytes_per_token >> 10} KiB of KV a token, blocks of "
-                    f"{BLOCK} tokens, {kv_bytes >> 20} MiB of KV space; kvpushd in {LAYER_GROUPS} groups of "
-                    "layers"
+                    f"{BLOCK} tokens, {kv_bytes >> 20} MiB of KV space"
                 )
                 job.say(f"{name} model: starting the pairs")
                 with Stage(job, shape, harness, link, carriers, job.folder / f"{name}-nodes") as stage:

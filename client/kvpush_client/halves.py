@@ -17,6 +17,7 @@ from kvpush_client.events import (
     Fault,
     HandoffEnded,
     Matched,
+    Reason,
     Rejected,
     ReservationEnded,
     ReservationReleased,
@@ -77,6 +78,12 @@ class Halves:
             return False
         half.handoffs += 1
         return True
+
+    @staticmethod
+    def duplicate(key: TransferKey) -> Rejected:
+        """The answer to a reservation whose key has a live one."""
+        fault = Fault(Reason.DUPLICATE, f"a reservation with key {key} is live")
+        return Rejected(key, Side.RECEIVER, fault)
 
     def refuse(self, key: TransferKey, side: Side, fault: Fault) -> End | None:
         """The end of a half that can't be opened; None where one with this key is live: it ends by itself."""

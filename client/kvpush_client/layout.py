@@ -71,3 +71,7 @@ class Blocks:
     group: int
     start: int
     ids: Sequence[int]
+
+    def frozen(self) -> Blocks:
+        """A copy that does not change with the caller's list."""
+        return Blocks(self.group, self.start, tuple(self.ids))

@@ -61,8 +61,8 @@ _GOODBYE = 1.0  # seconds that the daemon may take to end a session
 class Session:
     """Connects in the background, stays connected, registers again by itself.
 
-    No method but `wait_ready` and `close` blocks, and none raises because the daemon is away: what was
-    asked for then ends by an event, as anything else that goes wrong.
+    No method but `wait_ready`, `wait` and `close` blocks, and none raises because the daemon is away: what
+    was asked for then ends by an event, as anything else that goes wrong.
 
     A scheduler's session promises one end for each half that it opened: one ReservationEnded, followed by
     one ReservationReleased unless it said `released`; one HandoffEnded. Late and doubled events are
@@ -151,6 +151,12 @@ class Session:
                 self._halves.polled(event)
         return events
 
+    def wait(self, timeout: float) -> None:
+        """Blocks until there is something to poll, `timeout` seconds at most."""
+        with self._lock:
+            if not self._events:
+                self._changed.wait(timeout)
+
     def close(self) -> None:
         """Ends the session and its threads; the daemon fences and lets go what it owned. May be repeated.
 
@@ -196,15 +202,16 @@ class Session:
         A key whose reservation is live already is answered by Rejected, and changes nothing.
         """
         self._needs(Role.SCHEDULER)
-        item = Reserve(key, tuple(senders), start, end, _frozen(blocks), lease, priority, label)
+        frozen = tuple(b.frozen() for b in blocks)
+        item = Reserve(key, tuple(senders), start, end, frozen, lease, priority, label)
         with self._lock:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.RECEIVER, self._away())
-                self._events.append(end_event or _duplicate(key))
+                self._events.append(end_event or self._halves.duplicate(key))
             elif self._halves.reserve(key, self._generation):
                 self._open.post(item)
             else:
-                self._events.append(_duplicate(key))
+                self._events.append(self._halves.duplicate(key))
 
     def handoff(
         self,
@@ -221,7 +228,7 @@ class Session:
         The blocks stay readable until its end. Nothing happens if its end is waiting to be polled.
         """
         self._needs(Role.SCHEDULER)
-        item = Handoff(key, _frozen(blocks), seal, lease, receiver_engine_id, label)
+        item = Handoff(key, tuple(b.frozen() for b in blocks), seal, lease, receiver_engine_id, label)
         with self._lock:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.SENDER, self._away())
@@ -358,6 +365,7 @@ class Session:
     def _fenced(self, generation: int) -> None:
         with self._lock:
             self._events.extend(self._halves.fenced(generation))
+            self._changed.notify_all()
 
     def _forget_lifeline(self) -> None:
         if self._lifeline is not None:
@@ -381,6 +389,7 @@ class Session:
                         self._open.post(heard)
                 case _:
                     self._events.append(heard)
+                    self._changed.notify_all()
 
     def _unsayable(self, item: Item, error: Malformed) -> None:
         fault = Fault(Reason.INVALID, str(error))
@@ -389,12 +398,3 @@ class Session:
             _log.error("an item can't be sent: %s", error)
         else:
             self._hear(Rejected(*half, fault))
-
-
-def _frozen(blocks: Sequence[Blocks]) -> tuple[Blocks, ...]:
-    # The stream reads them later, on a thread of its own; the caller may go on using its lists.
-    return tuple(Blocks(b.group, b.start, tuple(b.ids)) for b in blocks)
-
-
-def _duplicate(key: TransferKey) -> Rejected:
-    return Rejected(key, Side.RECEIVER, Fault(Reason.DUPLICATE, f"a reservation with key {key} is live"))

@@ -10,6 +10,9 @@ from kvpushd.core.words import SECOND, Instant
 HORIZON: Instant = 40_000_000
 """What is in flight should be worth so many nanoseconds: long against the way of a completion and the next
 post (1 to 2 ms on a busy machine), short against what a small transfer can bear to wait behind."""
+SAMPLE: Instant = 5_000_000
+"""Nanoseconds that a sample of the rate covers at least. Ends are seen when a mover polls, several at once:
+the time from one to the next says nothing."""
 WEIGHT = 0.25
 """Of the newest sample, in the running mean of the rate."""
 LEAST_FLIGHT = 2 << 20
@@ -26,7 +29,11 @@ class Pace:
     most_write: int
     rate: float = 0.0
     """Bytes per second; 0 = not known."""
-    last_end: Instant = 0
+    _begun: Instant = 0
+    """Of the sample under way: since then, bytes have been in flight without a pause."""
+    _gathered: int = 0
+    """Bytes that it has."""
+    _last_end: Instant = 0
 
     @property
     def flight(self) -> int:
@@ -40,12 +47,18 @@ class Pace:
         return min(self.flight // 2, self.most_write)
 
     def ended(self, size: int, posted: Instant, ended: Instant) -> None:
-        """A write of `size` bytes took until `ended`. Until the one before it had ended, it stood in line."""
-        took = ended - max(posted, self.last_end)
-        self.last_end = max(self.last_end, ended)
-        if took <= 0 or not size:
+        """A write of `size` bytes was under way from `posted` to `ended`.
+
+        A sample is what ends within `SAMPLE` or more of a link that is busy throughout. A pause begins a new
+        one: what little was moved before it says how long the way is, not how wide.
+        """
+        if posted > self._last_end:
+            self._begun, self._gathered = posted, 0
+        self._gathered += size
+        self._last_end = max(self._last_end, ended)
+        took = self._last_end - self._begun
+        if took < SAMPLE:
             return
-        sample = size * SECOND / took
-        if size < self.write // 2 and sample < self.rate:
-            return  # so small a write says how long the way is, not how wide
+        sample = self._gathered * SECOND / took
         self.rate += (sample - self.rate) * (WEIGHT if self.rate else 1.0)
+        self._begun, self._gathered = self._last_end, 0

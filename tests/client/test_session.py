@@ -137,6 +137,22 @@ def test_a_worker_hears_of_its_engines_halves(daemons: Daemons, engines: Engines
     assert engine.of(key) == [Matched(key, Side.RECEIVER), ReservationEnded(key, None, released=True)]
 
 
+def test_a_wait_ends_with_the_daemons_word(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines(worker()))
+    teller = threading.Timer(0.05, daemon.tell, [Draining()])
+    teller.start()
+    engine.session.wait(threading.TIMEOUT_MAX)
+    assert engine.session.poll() == [Draining()]
+    teller.join()
+
+
+def test_a_wait_has_an_end_without_one(daemons: Daemons, engines: Engines) -> None:
+    daemons()
+    engine = connected(engines(worker()))
+    engine.session.wait(0.001)
+    assert engine.session.poll() == []
+
+
 # --- exactly one end --------------------------------------------------------------------------------------
 
 

@@ -33,7 +33,7 @@ def test_a_slow_link_still_has_something_in_flight() -> None:
 
 
 def test_a_fast_link_has_no_more_in_flight_than_is_allowed() -> None:
-    pace = link(1e12, 30)
+    pace = link(1e12, 1000)
     assert pace.flight == 256 * MIB
     assert pace.write == 64 * MIB
 
@@ -56,3 +56,13 @@ def test_the_time_that_a_write_stood_in_line_is_not_the_links() -> None:
     pace.ended(8 * MIB, 0, 8 * second)
     pace.ended(8 * MIB, 0, 16 * second)
     assert pace.rate == pytest.approx(MIB * 1000)
+
+
+def test_ends_that_are_seen_together_do_not_make_a_link_look_fast() -> None:
+    pace = Pace(256 * MIB, 64 * MIB)
+    second = SECOND // 1000
+    for begun in range(0, 400 * second, 10 * second):
+        # 2 MiB in 10 ms, of which a mover hears at one go.
+        pace.ended(MIB, begun, begun + 10 * second)
+        pace.ended(MIB, begun, begun + 10 * second + 1000)
+    assert pace.rate == pytest.approx(2 * MIB * 100, rel=0.05)

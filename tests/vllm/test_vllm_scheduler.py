@@ -7,6 +7,7 @@ import pytest
 import vllm_kit as kit
 
 from kvpush_client.events import Connected, Disconnected, Draining, TransferKey
+from kvpush_client.vllm.lull import Lull
 from kvpush_client.vllm.metadata import Progress
 from kvpush_client.vllm.scheduler import SchedulerSide
 from kvpush_client.vllm.settings import Settings
@@ -35,7 +36,7 @@ class Engine:
                 is_kv_consumer=role in ("kv_both", "kv_consumer"),
                 kv_load_failure_policy="recompute",
             ),
-            parallel_config=SimpleNamespace(tensor_parallel_size=2),
+            parallel_config=SimpleNamespace(tensor_parallel_size=2, data_parallel_size=1),
             max_concurrent_batches=1,
         )
         group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=kit.SIZE))
@@ -172,3 +173,48 @@ def test_idle_work_is_seen_and_ends(engine):
     engine.desk.events.append(kit.delivered(KEY))
     assert not engine.side.moving
     assert engine.blocks.all_free
+
+
+# --- steps with nothing to compute ------------------------------------------------------------------------
+
+
+def test_a_step_with_nothing_to_compute_waits_for_the_daemons_word_and_acts_on_it(engine):
+    request = kit.Request(kv_transfer_params=RECEIVE)
+    engine.side.add(request)
+    engine.side.matched(request, 0)
+    engine.side.allocated(request, (engine.blocks.grow("r", 99),), 99)
+    engine.side.step(engine.schedule())
+    engine.desk.comes.append(kit.landed(KEY))
+    assert engine.side.step(engine.schedule()).ends == [(KEY, None)]
+
+
+def test_a_step_that_has_news_for_the_workers_does_not_wait(engine):
+    request = kit.Request(kv_transfer_params=RECEIVE)
+    engine.side.add(request)
+    engine.side.matched(request, 0)
+    engine.side.allocated(request, (engine.blocks.grow("r", 99),), 99)
+    engine.desk.comes.append(kit.landed(KEY))
+    assert engine.side.step(engine.schedule()).ends == []
+
+
+def test_a_step_that_computes_does_not_wait(engine):
+    request = kit.Request()
+    engine.side.add(request)
+    engine.side.step(engine.schedule(new=[request], r=100))
+    assert engine.desk.waits == 0
+
+
+@pytest.mark.parametrize(("batches", "empty_steps"), [(1, 1), (2, 2), (4, 4)])
+def test_no_step_waits_while_batches_may_be_in_flight(batches, empty_steps):
+    desk = kit.Desk()
+    lull = Lull(desk, batches=batches, lockstep=False)
+    for _ in range(3):
+        assert not lull.step(1, news=False)
+        waited = [lull.step(0, news=False) for _ in range(empty_steps)]
+        assert waited == [False] * (empty_steps - 1) + [True]
+
+
+def test_no_step_waits_where_other_ranks_would_wait_with_it():
+    desk = kit.Desk()
+    assert not Lull(desk, batches=1, lockstep=True).step(0, news=False)
+    assert desk.waits == 0

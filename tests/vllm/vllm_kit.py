@@ -46,6 +46,13 @@ class Desk:
     ready: bool = True
     said: list[tuple[Any, ...]] = field(default_factory=list)
     events: list[Any] = field(default_factory=list)
+    comes: list[Any] = field(default_factory=list)
+    """What the daemon says during the next wait."""
+    waits: int = 0
+
+    def wait(self, timeout):
+        self.waits += 1
+        self.events, self.comes = self.events + self.comes, []
 
     def poll(self):
         events, self.events = self.events, []

@@ -22,6 +22,7 @@ from kvpush_client.events import (
 )
 from kvpush_client.session import Session
 from kvpush_client.vllm import params
+from kvpush_client.vllm.lull import Lull
 from kvpush_client.vllm.metadata import Step
 from kvpush_client.vllm.receiver import Receiver
 from kvpush_client.vllm.references import References
@@ -53,6 +54,11 @@ class SchedulerSide:
         self._synchronous = vllm_config.max_concurrent_batches == 1
         self._group_ids = tuple(kv_cache_config.transfer_group_ids)
         self._group_sizes = tuple(int(g.kv_cache_spec.block_size) for g in kv_cache_config.transfer_groups)
+        self._lull = Lull(
+            session,
+            batches=int(vllm_config.max_concurrent_batches),
+            lockstep=int(vllm_config.parallel_config.data_parallel_size) > 1,
+        )
         self._address: tuple[str, int] | None = None
         self.receiver = Receiver(
             session,
@@ -132,6 +138,9 @@ class SchedulerSide:
                 )
             )
         step.waits, step.ends = self.receiver.take_step()
+        if self._lull.step(len(output.num_scheduled_tokens), bool(step.waits or step.ends)):
+            self.poll()
+            step.waits, step.ends = self.receiver.take_step()
         return step
 
     def finished(self, request: Any) -> dict[str, Any] | None:

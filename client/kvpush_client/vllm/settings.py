@@ -33,7 +33,7 @@ class Settings:
     runtime_dir: Path
     start_timeout: float = 30.0
     lease: float | None = None
-    layer_groups: int = 4
+    layer_groups: int = 16
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
@@ -50,7 +50,7 @@ class Settings:
             runtime_dir=Path(runtime_dir),
             start_timeout=_number("start_timeout", extra.get("start_timeout", 30.0), 0.0, 3600.0),
             lease=None if lease is None else _number("lease", lease, 0.001, 86400.0),
-            layer_groups=int(_number("layer_groups", extra.get("layer_groups", 4), 1, 1024)),
+            layer_groups=int(_number("layer_groups", extra.get("layer_groups", 16), 1, 1024)),
         )
 
 
