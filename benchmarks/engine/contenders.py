@@ -58,3 +58,5 @@ SETTINGS = (
     Setting("push", slowed=True),
     Setting("none"),
 )
+QUICK_SETTINGS = tuple(s for s in SETTINGS if s.slowed or s.family in ("kvpushd", "none"))
+"""Without those that were the slower ones wherever they were measured on a machine of few cores."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from benchmarks.engine import contenders
 from benchmarks.engine.carrier import Carriers
+from benchmarks.engine.contenders import QUICK_SETTINGS, SETTINGS
 from benchmarks.engine.pair import Shape
 from benchmarks.engine.scenarios.base import Findings, Scenario
 from benchmarks.engine.scenarios.burst import Burst
@@ -71,6 +72,10 @@ class EnginePart:
             f"kvpushd's own settings: {', '.join(f'{k} = {v}' for k, v in _NODE.items())}",
             "all processes may use all cores; block size, KV space, clock and link are the same for all",
         ]
+        if job.quick:
+            findings.facts.append(
+                "vLLM's connectors only with slowed threads; a full run tries both settings"
+            )
         with (
             netns.Link(f"kvbench{os.getpid()}") as link,
             Carriers(link) as carriers,
@@ -94,7 +99,9 @@ class EnginePart:
                     f"{BLOCK} tokens, {kv_bytes >> 20} MiB of KV space"
                 )
                 job.say(f"{name} model: starting the pairs")
-                with Stage(job, shape, harness, link, carriers, job.folder / f"{name}-nodes") as stage:
+                settings = QUICK_SETTINGS if job.quick else SETTINGS
+                nodes = job.folder / f"{name}-nodes"
+                with Stage(job, shape, harness, link, carriers, nodes, settings) as stage:
                     job.say("all pairs are up")
                     for scenario, _ in scenarios:
                         try:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.engine.carrier import Carriers
-from benchmarks.engine.contenders import SETTINGS, Contender, Family, Setting
+from benchmarks.engine.contenders import Contender, Family, Setting
 from benchmarks.engine.pair import Pair, Shape
 from benchmarks.engine.trial import Sample
 from benchmarks.report.statistics import Ratio, paired_ratio
@@ -51,7 +51,7 @@ class Stage:
         link: netns.Link,
         carriers: Carriers,
         folder: Path,
-        settings: Sequence[Setting] = SETTINGS,
+        settings: Sequence[Setting],
     ) -> None:
         self.job = job
         self.shape = shape
@@ -117,9 +117,9 @@ class Stage:
 
     def choose(self, scenario: str, play: Play, families: Sequence[Family] = ("pull", "push")) -> None:
         """Finds each family's best setting here: by the median TTFT of a few turns, dispatched as it is
-        fastest. The turns are kept as rows of their own kind; they count for no comparison. A quick run does
-        it once for all scenarios of a stage."""
-        if self.job.quick and self.chosen:
+        fastest. The turns are kept as rows of their own kind; they count for no comparison. With one setting
+        each there is nothing to find."""
+        if all(sum(s.family == family for s in self._pairs) == 1 for family in families):
             return
         candidates = [
             Contender(str(setting), setting.family, setting.family == "push", setting)
@@ -127,7 +127,7 @@ class Stage:
             if setting.family in families
         ]
         found: dict[Contender, list[float]] = {candidate: [] for candidate in candidates}
-        for number in range(1 if self.job.quick else CHOICE_ROUNDS):
+        for number in range(CHOICE_ROUNDS):
             for candidate in candidates:
                 trial = self._turn(candidate, play, _CHOICE + number)
                 found[candidate].append(trial.values()["ttft_s"])

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from benchmarks.engine.contenders import ESSENTIAL, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL, Contender
+from benchmarks.engine.contenders import ESSENTIAL, PUSH_SEQUENTIAL, Contender
 from benchmarks.engine.pair import Pair
 from benchmarks.engine.scenarios.base import HOST_S, STEP_S, Findings, never_behind, unshaped
 from benchmarks.engine.stage import Stage
@@ -25,7 +25,7 @@ class Burst:
         unshaped(stage, findings, "e")
         clock = Clock(_SECONDS_PER_TOKEN, STEP_S, HOST_S)
         stage.configure(clock, clock, _CHUNK)
-        count = 60 if stage.job.quick else 150
+        count = 40 if stage.job.quick else 150
         findings.facts.append(f"e: {count} prompts of {_PROMPT} tokens at once, 16 tokens out")
 
         def turn(pair: Pair, contender: Contender, number: int) -> Trial:
@@ -36,7 +36,7 @@ class Burst:
             return play(pair, contender, asks)
 
         stage.choose("e", turn)
-        played = ESSENTIAL if stage.job.quick else (*ESSENTIAL, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL)
+        played = ESSENTIAL if stage.job.quick else (*ESSENTIAL, PUSH_SEQUENTIAL)
         rounds = stage.rounds("e", played, turn)
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-_PATIENCE_S = 0.002
+_PATIENCE_S = 0.005
 """How long such a step waits for the daemon's word. An empty step costs about 0.3 ms of CPU, and vLLM makes
 one each 1.3 ms. Longer would be felt by a request that comes meanwhile: vLLM takes it in between steps."""
 
