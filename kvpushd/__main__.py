@@ -5,13 +5,18 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvpushd import config, logs
+from kvpushd.settings import Settings
 
 
-def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None) -> int:
-    """Runs until stopped; 2 = the configuration is wrong."""
+def main(
+    argv: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    run: Callable[[Settings], int] | None = None,
+) -> int:
+    """Runs the daemon, or what `run` is given for it, until stopped; 2 = the configuration is wrong."""
     try:
         loaded = config.read(sys.argv[1:] if argv is None else argv, dict(os.environ) if env is None else env)
     except config.ConfigErrors as error:
@@ -25,10 +30,12 @@ def main(argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
     # gRPC's core writes to stderr in a form of its own; what it knows, its errors say to us too. It reads
     # this when it is imported.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Only now: the daemon's imports (NIXL, gRPC) take their time and may log.
-    from kvpushd import daemon
+    if run is None:
+        # Only now: the daemon's imports (NIXL, gRPC) take their time and may log.
+        from kvpushd import daemon
 
-    return daemon.run(loaded.settings)
+        run = daemon.run
+    return run(loaded.settings)
 
 
 if __name__ == "__main__":

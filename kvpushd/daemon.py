@@ -12,7 +12,9 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import structlog
@@ -30,7 +32,7 @@ from kvpushd.errors import ConfigError, KvpushError
 from kvpushd.http import HttpPort
 from kvpushd.logs import Sparing
 from kvpushd.metrics import Metrics
-from kvpushd.mover.child import MoverSettings
+from kvpushd.mover.child import MoverProcess, MoverSettings, StartMover
 from kvpushd.node.engines import EngineRoom
 from kvpushd.node.history import History
 from kvpushd.node.hub import Hub
@@ -57,10 +59,22 @@ LOCK_PATIENCE = 10.0
 """Seconds that a former daemon's movers may take to die."""
 
 
-def run(settings: Settings) -> int:
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a daemon talks through, each made as these are: a test build puts others in their place."""
+
+    engines: Callable[..., EngineService] = EngineService
+    fds: Callable[..., FdService] = FdService
+    peers: Callable[..., PeerService] = PeerService
+    links: Callable[..., Links] = Links
+    admin: Callable[..., AdminService] = AdminService
+    mover: StartMover = MoverProcess.start
+
+
+def run(settings: Settings, parts: Parts | None = None) -> int:
     """Runs the daemon until a signal ends it. 0 = ended in order, 1 = it could not start."""
     try:
-        return uvloop.run(Daemon(settings).serve())
+        return uvloop.run(Daemon(settings, parts or Parts()).serve())
     except KvpushError as error:
         structlog.get_logger("kvpushd").error("can't start", fault=str(error))
         return 1
@@ -69,8 +83,9 @@ def run(settings: Settings) -> int:
 class Daemon:
     """One node's daemon."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, parts: Parts) -> None:
         self._settings = settings
+        self._parts = parts
         self._boot = secrets.token_bytes(16)
         # Also where no peers are taken: engines of this node find each other by it.
         self._peer_port = settings.peer_port
@@ -107,6 +122,7 @@ class Daemon:
                 self._mover_died,
                 lambda: self._engines.map_again(),
                 silence=settings.mover_silence,
+                start=self._parts.mover,
             )
             await movers.start()
             stack.push_async_callback(movers.stop)
@@ -187,26 +203,26 @@ class Daemon:
             allowed=settings.allowed_peers,
         )
         if self._has_peers:
-            self._receiving.use(Links(terms, security, self._receiving))
+            self._receiving.use(self._parts.links(terms, security, self._receiving))
             address = f"{settings.peer_host}:{settings.peer_port}"
-            peers = PeerService(terms, security, self._sending)
+            peers = self._parts.peers(terms, security, self._sending)
             server, self._peer_port = await serve_peers(peers, health, security, terms, address)
             stack.push_async_callback(server.stop, None)
         else:
             self._log.warning("no peers: neither [tls] nor insecure_peers is configured")
 
-        admin = AdminService(self._view, lambda error: self._metrics.rejected("admin", error.reason))
+        admin = self._parts.admin(self._view, lambda error: self._metrics.rejected("admin", error.reason))
         server = await serve_admin(admin, health, path / "admin.sock", mode=settings.socket_mode)
         stack.push_async_callback(server.stop, None)
         http = HttpPort(registry, lambda: self._metrics.holding(self._view.holding()), self._problems)
         http_port = await http.open(settings.http_host, settings.http_port)
         stack.push_async_callback(http.close)
 
-        service = EngineService(self._engines, most_events=limits.queued_items)
+        service = self._parts.engines(self._engines, most_events=limits.queued_items)
         listener = sockets.listen(path / "fd.sock", socket.SOCK_SEQPACKET, mode=settings.socket_mode)
         stack.callback((path / "fd.sock").unlink, missing_ok=True)
         stack.callback(listener.close)
-        tasks.start(FdService(listener, service.bearer, self._engines, lifeline).serve())
+        tasks.start(self._parts.fds(listener, service.bearer, self._engines, lifeline).serve())
         engines = await serve_engines(service, path / "kvpushd.sock", mode=settings.socket_mode)
         stack.push_async_callback(engines.stop, None)
         stack.push_async_callback(self._close_rooms)

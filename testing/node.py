@@ -20,6 +20,7 @@ import grpc
 
 from kvpush_client._proto import admin_pb2, admin_pb2_grpc
 from testing import netns
+from testing.faults.board import Board
 
 DEADLINE = 30.0
 """Seconds within which what a test waits for must happen."""
@@ -44,17 +45,20 @@ class Node:
         folder: Path,
         env: Mapping[str, str] | None = None,
         namespace: str | None = None,
+        board: Board | None = None,
         **settings: Any,
     ) -> None:
         """`settings` are kvpushd's, dotted names with "__" for the dot. Links are insecure by default.
 
-        It runs in the network namespace `namespace`, if that is given.
+        It runs in the network namespace `namespace`, if that is given. With a `board` it is of the test
+        build, where the board's faults happen.
         """
         self.name = name
         self.runtime_dir = folder / name
         self.port = free_port()
         self.log = folder / f"{name}.log"
-        self._env = dict(env or {})
+        self._module = "kvpushd" if board is None else "testing.faults.daemon"
+        self._env = {**(env or {}), **(board.environment(name) if board is not None else {})}
         self._namespace = namespace
         self._settings: dict[str, Any] = {
             "node": name,
@@ -71,7 +75,7 @@ class Node:
     def launch(self) -> Node:
         """Starts the daemon, and returns at once: several can start at a time. See `wait_ready`."""
         flags = [f"--{k.replace('__', '-').replace('_', '-')}={_text(v)}" for k, v in self._settings.items()]
-        command = [*netns.prefix(self._namespace), sys.executable, "-m", "kvpushd", *flags]
+        command = [*netns.prefix(self._namespace), sys.executable, "-m", self._module, *flags]
         with self.log.open("ab") as log:
             env = {**os.environ, **self._env}
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=env)

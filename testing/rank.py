@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -19,9 +20,14 @@ from kvpush_client.items import Sender
 from kvpush_client.layout import Blocks, Group, Layer, Layout, Plane
 from kvpush_client.pool import Pool
 from kvpush_client.session import Identity, Role, Session
+from testing.faults.board import Board
+from testing.faults.catalog import CLIENT
+from testing.faults.points import Points
+from testing.faults.session import FaultySession
 from testing.node import DEADLINE
 
 E = TypeVar("E", bound=Event)
+NewSession = Callable[..., Session]
 
 BLOCK = 16
 LAYERS = 4
@@ -63,13 +69,13 @@ def layout(
 class Rank:
     """One worker: its pool, its bytes as (layers, blocks, heads, tokens, cell), and its session."""
 
-    def __init__(self, node: Place, identity: Identity, cut: Layout) -> None:
+    def __init__(self, node: Place, identity: Identity, cut: Layout, new_session: NewSession) -> None:
         self.layout = cut
         self.pool = Pool.create(cut.pool_bytes, identity.engine_id)
         plane, heads = cut.layers[0].planes[0], cut.layers[0].heads
         shape = (LAYERS, cut.blocks, heads, cut.groups[0].block_size, plane.cell_bytes)
         self.bytes = np.frombuffer(self.pool.view, np.uint8).reshape(shape)
-        self.session = Session(node.runtime_dir, identity, self.pool, cut)
+        self.session = new_session(node.runtime_dir, identity, self.pool, cut)
 
 
 class Engine:
@@ -86,7 +92,12 @@ class Engine:
         block: int = BLOCK,
         fingerprint: Mapping[str, str] = FINGERPRINT,
         launch: str | None = None,
+        board: Board | None = None,
     ) -> None:
+        """With a `board` its sessions are of the test build, of a node that is called like the engine."""
+        new_session: NewSession = Session
+        if board is not None:
+            new_session = partial(FaultySession, Points(board.folder, CLIENT, engine_id))
         self.engine_id = engine_id
         self.node = node
         launch = launch or secrets.token_hex(8)
@@ -97,10 +108,12 @@ class Engine:
                 node,
                 Identity(engine_id, launch, Role.WORKER, rank=rank, **common),
                 layout(blocks, heads, first_head=rank * heads, block=block, cell=cell),
+                new_session,
             )
             for rank in range(ranks)
         ]
-        self.scheduler = Session(node.runtime_dir, Identity(engine_id, launch, Role.SCHEDULER, **common))
+        identity = Identity(engine_id, launch, Role.SCHEDULER, **common)
+        self.scheduler = new_session(node.runtime_dir, identity)
         self._block = block
         self._seen: list[Event] = []
 

@@ -169,6 +169,10 @@ class Link:
         return DaemonUnreachable(f"{self._socket}: {code.name.lower()}: {details}")
 
 
+MakeLink = Callable[[Path, Identity, Callable[[Item, Malformed], None]], Link]
+"""Opens a stream to the daemon at a socket, as Link's constructor does."""
+
+
 def _reason(name: str | bytes) -> Reason:
     text = name.decode("ascii", "replace") if isinstance(name, bytes) else name
     return Reason[text] if text in Reason.__members__ else Reason.UNSPECIFIED

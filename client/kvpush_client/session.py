@@ -44,7 +44,7 @@ from kvpush_client.items import (
     half_of,
 )
 from kvpush_client.layout import Blocks, Layout
-from kvpush_client.link import Link
+from kvpush_client.link import Link, MakeLink
 from kvpush_client.pool import Pool
 from kvpush_client.wire import Malformed
 
@@ -83,15 +83,16 @@ class Session:
         identity: Identity,
         pool: Pool | None = None,
         layout: Layout | None = None,
+        link: MakeLink = Link,
     ) -> None:
-        """A worker brings its pool and how it is cut; a scheduler brings neither."""
-        worker = identity.role is Role.WORKER
-        if worker != (pool is not None) or worker != (layout is not None):
+        """A worker brings its pool and how it is cut; a scheduler brings neither. `link` makes a stream."""
+        if {identity.role is Role.WORKER} != {pool is not None, layout is not None}:
             raise ValueError("a worker's session needs a pool and its layout, a scheduler's has neither")
         self._runtime_dir = runtime_dir
         self._identity = replace(identity, process=os.urandom(16))
         self._pool = pool
         self._layout = layout
+        self._dial = link
         self._events: deque[Event] = deque()
         self._halves = Halves()
         self._lock = threading.Lock()
@@ -276,8 +277,7 @@ class Session:
     # --- the background thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        delay = 0.0
-        said = ""
+        delay, said = 0.0, ""
         while not self._closing.is_set():
             connected, trouble = self._attend()
             if self._closing.is_set():
@@ -297,7 +297,7 @@ class Session:
         lifeline: fdsock.Lifeline | None = None
         if not socket.exists():
             return self._lose(trouble, lifeline), trouble
-        link = Link(socket, self._identity, self._unsayable)
+        link = self._dial(socket, self._identity, self._unsayable)
         with self._lock:
             self._link = link
             if self._closing.is_set():

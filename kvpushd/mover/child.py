@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +22,8 @@ class MoverSettings:
     """How a mover is started.
 
     `agent` names its sending agent, unique among all peers and for ever. `ucx_tls` and `net_devices` are
-    UCX's variables of these names; `environment` is added last. `fault` is one of process.FAULTS.
+    UCX's variables of these names; `environment` is added last. `fault` is one of process.FAULTS. `module` is
+    what runs, `process.main` or what calls it.
     """
 
     agent: str
@@ -30,6 +31,7 @@ class MoverSettings:
     net_devices: str = "all"
     environment: Mapping[str, str] = field(default_factory=dict)
     fault: str | None = None
+    module: str = "kvpushd.mover"
 
 
 class Child(Protocol):
@@ -49,6 +51,10 @@ class Child(Protocol):
         ...
 
 
+StartMover = Callable[[MoverSettings, Sequence[int]], tuple[Link, Child]]
+"""Starts a mover that inherits some descriptors, as MoverProcess.start does."""
+
+
 class MoverProcess:
     """A child process. `wait` returns only when the kernel has taken it down: nothing of it runs any more."""
 
@@ -65,7 +71,7 @@ class MoverProcess:
         Call it from a thread that outlives the mover: the kernel kills the child with the thread.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        command = [sys.executable, "-P", "-m", "kvpushd.mover"]
+        command = [sys.executable, "-P", "-m", settings.module]
         command += ["--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--agent", settings.agent]
         if settings.fault is not None:
             command += ["--fault", settings.fault]

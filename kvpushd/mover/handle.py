@@ -14,7 +14,7 @@ from kvpushd.core.layout import BlockLists, Layout, Window
 from kvpushd.core.words import WriteId
 from kvpushd.errors import BadMemory, Invalid, KvpushError, LayoutMismatch, MoverDied, TransportFailed
 from kvpushd.mover.attention import Attention
-from kvpushd.mover.child import Child, MoverProcess, MoverSettings
+from kvpushd.mover.child import Child, MoverProcess, MoverSettings, StartMover
 from kvpushd.mover.link import Link, LinkClosed
 from kvpushd.rpc import wire
 
@@ -67,14 +67,19 @@ class MoverHandle:
 
     @classmethod
     async def spawn(
-        cls, settings: MoverSettings, *, pass_fds: Sequence[int] = (), within: float = 30.0
+        cls,
+        settings: MoverSettings,
+        *,
+        pass_fds: Sequence[int] = (),
+        within: float = 30.0,
+        start: StartMover = MoverProcess.start,
     ) -> MoverHandle:
         """Starts a mover process and returns once it is ready (half a second, most of it loading UCX).
 
         `pass_fds` are inherited and stay open until it dies. Raises MoverDied where it ends before that, or
         takes longer than `within` seconds; it is then killed.
         """
-        link, process = MoverProcess.start(settings, pass_fds)
+        link, process = start(settings, pass_fds)
         handle = cls(link, process)
         try:
             await asyncio.wait_for(handle.ready(), within)

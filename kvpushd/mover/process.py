@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.memory.host import anonymous
@@ -31,8 +31,15 @@ _PR_SET_TIMERSLACK = 29
 _NAP = 0.001
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of the child. Returns the exit status, or ends the process where the daemon is gone."""
+def main(
+    argv: Sequence[str] | None = None,
+    new_link: Callable[[socket.socket], Link] = Link,
+    new_mover: Callable[[str, str | None], Mover] | None = None,
+) -> int:
+    """Entry point of the child. Returns the exit status, or ends the process where the daemon is gone.
+
+    `new_mover` makes the mover of its sending agent's name and the fault that is asked for.
+    """
     parser = argparse.ArgumentParser(prog="python -m kvpushd.mover", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the link's descriptor, inherited")
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
@@ -40,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--fault", choices=FAULTS, help="damage what is carried, to test who checks it")
     options = parser.parse_args(argv)
     _settle(options.parent)
-    link = Link(socket.socket(fileno=options.fd))
-    mover = _build(options.agent, options.fault)
+    link = new_link(socket.socket(fileno=options.fd))
+    mover = (new_mover or _build)(options.agent, options.fault)
     try:
         serve(link, mover)
     except LinkClosed:

@@ -16,7 +16,7 @@ from kvpushd.core.events import WriteEnded
 from kvpushd.core.instructions import Post
 from kvpushd.errors import KvpushError, MoverDied
 from kvpushd.mover import attention as levels
-from kvpushd.mover.child import MoverSettings
+from kvpushd.mover.child import MoverSettings, StartMover
 from kvpushd.mover.handle import MoverHandle, OutletPool
 from kvpushd.node.hub import Hub
 
@@ -45,16 +45,18 @@ class Movers:
         on_replaced: Callable[[], Awaitable[None]],
         *,
         silence: float,
+        start: StartMover,
     ) -> None:
         """`settings` are asked for at each start, for an agent's name is used once; `on_died` is called as
         soon as a mover is reaped, `on_replaced` once the next one is ready. A mover that does not beat for
-        `silence` seconds counts as stuck; it beats each second."""
+        `silence` seconds counts as stuck; it beats each second. `start` makes its process."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
         self._on_died = on_died
         self._on_replaced = on_replaced
         self._silence = silence
+        self._start_process = start
         self._handle: MoverHandle | None = None
         self._attention = Attention.IDLE
         self._ids = 0
@@ -71,7 +73,9 @@ class Movers:
 
     async def _start(self) -> None:
         try:
-            self._handle = await MoverHandle.spawn(self._settings(), pass_fds=self._pass_fds)
+            self._handle = await MoverHandle.spawn(
+                self._settings(), pass_fds=self._pass_fds, start=self._start_process
+            )
         except OSError as error:
             raise MoverDied(f"the mover can't be started: {error}") from error
         self._log.info("mover ready", pid=self._handle.pid, transports=self._handle.transports)

@@ -160,13 +160,17 @@ class Links:
         finally:
             await opened.channel.close(None)
 
+    def _call(self, channel: grpc.aio.Channel) -> Any:
+        """Begins a stream: something to read, write and cancel."""
+        stub: Any = PeerServiceStub(channel)  # the stubs know no read and write
+        return stub.Link()
+
     async def _open(self, address: str) -> _Opened:
         channel: grpc.aio.Channel | None = None
         try:
             async with asyncio.timeout(self._terms.connect_timeout):
                 channel, names = await self._security.connect(address, self._terms.options())
-                stub: Any = PeerServiceStub(channel)  # the stubs know no read and write
-                call = stub.Link()
+                call = self._call(channel)
                 await call.write(peer_pb2.LinkRequest(hello=self._terms.hello()))
                 first = await call.read()
             if first is EOF:

@@ -26,11 +26,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvpush_client.session import Session
 from kvpush_client.vllm.cpu import allow_amx
 from kvpush_client.vllm.metadata import Step, WorkerHello
 from kvpush_client.vllm.scheduler import SchedulerSide
 from kvpush_client.vllm.settings import refuse_unsupported, settings_of
-from kvpush_client.vllm.start import Starting, open_scheduler_side
+from kvpush_client.vllm.start import NewSession, Starting, open_scheduler_side
 from kvpush_client.vllm.worker import WorkerSide
 
 logger = init_logger(__name__)
@@ -43,6 +44,7 @@ class KvpushConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     """
 
     _cache_hit_source = CacheHitSource.P2P
+    _new_session: NewSession = Session
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -55,7 +57,9 @@ class KvpushConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._starting: Starting | None = None
         self._worker: WorkerSide
         if role is KVConnectorRole.WORKER:
-            self._starting = Starting(vllm_config, kv_cache_config, self._settings, _software(), logger)
+            self._starting = Starting(
+                vllm_config, kv_cache_config, self._settings, _software(), logger, self._new_session
+            )
 
     # --- the worker's start --------------------------------------------------------------------------------
 
@@ -120,6 +124,7 @@ class KvpushConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             fingerprints[0],
             _software(),
             logger,
+            self._new_session,
         )
 
     @property

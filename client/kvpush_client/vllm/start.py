@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import Logger
 from typing import Any
 
@@ -24,6 +24,9 @@ from kvpush_client.vllm.references import BlockPool, References
 from kvpush_client.vllm.scheduler import SchedulerSide
 from kvpush_client.vllm.settings import Settings, identity_of
 from kvpush_client.vllm.worker import WorkerSide
+
+NewSession = Callable[..., Session]
+"""Makes a session, not yet started, of what Session's constructor takes."""
 
 
 class StartError(RuntimeError):
@@ -52,9 +55,11 @@ def open_scheduler_side(
     fingerprint: Mapping[str, str],
     software: str,
     log: Logger,
+    new_session: NewSession,
 ) -> SchedulerSide:
     """The scheduler side, connected. Raises StartError."""
-    session = Session(settings.runtime_dir, identity_of(vllm_config, Role.SCHEDULER, fingerprint, software))
+    identity = identity_of(vllm_config, Role.SCHEDULER, fingerprint, software)
+    session = new_session(settings.runtime_dir, identity)
     connect(session, settings)
     return SchedulerSide(session, References(pool), vllm_config, kv_cache_config, settings, log)
 
@@ -63,7 +68,13 @@ class Starting:
     """A worker's start, in vLLM's order: `allocation`, `register`, then `fingerprint` is read."""
 
     def __init__(
-        self, vllm_config: Any, kv_cache_config: Any, settings: Settings, software: str, log: Logger
+        self,
+        vllm_config: Any,
+        kv_cache_config: Any,
+        settings: Settings,
+        software: str,
+        log: Logger,
+        new_session: NewSession,
     ) -> None:
         """Raises AllocationError where the KV cache is to be on a device that is not supported."""
         refuse_device(current_platform.device_type)
@@ -72,6 +83,7 @@ class Starting:
         self._settings = settings
         self._software = software
         self._log = log
+        self._new_session = new_session
         self._allocation: PoolAllocation | None = None
         self._session: Session | None = None
         self.fingerprint: Mapping[str, str] = {}
@@ -100,7 +112,7 @@ class Starting:
         transferred = {layer.name: layers[layer.name] for layer in layout.layers}
         self.fingerprint = fingerprint_of(self._vllm_config, self._kv_cache_config, transferred)
         identity = identity_of(self._vllm_config, Role.WORKER, self.fingerprint, self._software)
-        session = Session(self._settings.runtime_dir, identity, pool, layout)
+        session = self._new_session(self._settings.runtime_dir, identity, pool, layout)
         connect(session, self._settings)
         self._session = session
         names = [layer.name for layer in layout.layers]

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m testing.faults.mover`: a mover of a test build. Started as a daemon starts kvpushd.mover."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from functools import partial
+
+from kvpush_client._proto import mover_pb2
+from kvpushd.mover import process
+from kvpushd.mover.link import Link, LinkClosed
+from kvpushd.mover.mover import Mover, Reports, TakeDescriptor
+from kvpushd.mover.transport.base import Carrier, Transport
+from kvpushd.mover.transport.local import LocalCarrier
+from kvpushd.mover.transport.nixl import NixlTransport
+from testing.faults.catalog import MOVER
+from testing.faults.points import Broken, Lane, Points
+from testing.faults.rules import Act, Rule
+from testing.faults.streams import name_of, same
+from testing.faults.transport import FaultyCarrier, FaultyTransport
+
+Command = tuple[mover_pb2.MoverCommand, int | None]
+
+
+class FaultyLink(Link):
+    """A mover's end whose reports pass the points "mover.send.*"."""
+
+    def __init__(self, points: Points, end: socket.socket) -> None:
+        super().__init__(end)
+        self._points = points
+        self._reports: Lane[bytes] = Lane()
+
+    def send(self, message: bytes, descriptor: int | None = None) -> None:
+        """As the inner one; where it breaks, the link is closed, as by the daemon's end."""
+        point = f"mover.send.{name_of(mover_pb2.MoverReport.FromString(message))}"
+        try:
+            rule = _pause(self._points, point, "before")
+            for passed in self._reports.passes(message, rule, same):
+                super().send(passed, descriptor)
+            _pause(self._points, point, "after")
+        except Broken as error:
+            raise LinkClosed from error
+
+
+class FaultyMover(Mover):
+    """A mover whose commands pass the points "mover.recv.*"."""
+
+    def __init__(self, points: Points, local: Carrier, transport: Transport) -> None:
+        super().__init__(local, transport)
+        self._points = points
+        self._commands: Lane[Command] = Lane()
+
+    def handle(self, command: mover_pb2.MoverCommand, take_descriptor: TakeDescriptor) -> Reports:
+        """As the inner one; where it breaks, the link is closed, as by the daemon's end."""
+        point = f"mover.recv.{name_of(command)}"
+        came = (command, take_descriptor() if command.HasField("map_pool") else None)
+        reports: Reports = []
+        try:
+            rule = _pause(self._points, point, "before")
+            if rule is not None and rule.act is Act.DROP and came[1] is not None:
+                os.close(came[1])
+            for one, descriptor in self._commands.passes(came, rule, _copy):
+                reports += super().handle(one, lambda fd=descriptor: fd)  # type: ignore[misc]
+            _pause(self._points, point, "after")
+        except Broken as error:
+            raise LinkClosed from error
+        return reports
+
+
+def _pause(points: Points, point: str, when: str) -> Rule | None:
+    rule = points.strikes(point, when)
+    if rule is not None:
+        points.suffer(rule)
+    return rule
+
+
+def _copy(command: Command) -> Command:
+    return command[0], None if command[1] is None else os.dup(command[1])
+
+
+def _build(points: Points, agent: str, fault: str | None) -> Mover:
+    local = FaultyCarrier(LocalCarrier(), points, "local")
+    return FaultyMover(points, local, FaultyTransport(NixlTransport(agent), points, "nixl"))
+
+
+def main() -> int:
+    """A mover's process, with the points of its environment's board."""
+    points = Points.of_environment(MOVER, os.environ)
+    return process.main(None, partial(FaultyLink, points), partial(_build, points))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
