@@ -20,6 +20,7 @@ import traceback
 from datetime import datetime
 from pathlib import Path
 
+from benchmarks.control.part import ControlPart
 from benchmarks.engine.part import EnginePart
 from benchmarks.report import machine, tables
 from benchmarks.report.record import Record
@@ -31,7 +32,7 @@ QUICK_ROUNDS = 3
 
 def parts() -> list[Part]:
     """All parts, in the order in which they run."""
-    return [EnginePart()]
+    return [ControlPart(), EnginePart()]
 
 
 def main() -> int:

@@ -107,6 +107,13 @@ class Daemon:
             stack.callback(os.close, lifeline)
             stack.callback(os.close, held)
 
+            self._security = tls.choose(
+                settings.tls.ca,
+                settings.tls.cert,
+                settings.tls.key,
+                insecure=settings.insecure_peers,
+                allowed=settings.allowed_peers,
+            )
             registry = CollectorRegistry()
             self._metrics = Metrics(registry, settings.node, version("kvpushd"))
             traces = open_traces(settings.otlp_endpoint, settings.node, version("kvpushd"))
@@ -195,18 +202,11 @@ class Daemon:
             limits.items_per_message,
             limits.queued_items,
         )
-        security = tls.choose(
-            settings.tls.ca,
-            settings.tls.cert,
-            settings.tls.key,
-            insecure=settings.insecure_peers,
-            allowed=settings.allowed_peers,
-        )
         if self._has_peers:
-            self._receiving.use(self._parts.links(terms, security, self._receiving))
+            self._receiving.use(self._parts.links(terms, self._security, self._receiving))
             address = f"{settings.peer_host}:{settings.peer_port}"
-            peers = self._parts.peers(terms, security, self._sending)
-            server, self._peer_port = await serve_peers(peers, health, security, terms, address)
+            peers = self._parts.peers(terms, self._security, self._sending)
+            server, self._peer_port = await serve_peers(peers, health, self._security, terms, address)
             stack.push_async_callback(server.stop, None)
         else:
             self._log.warning("no peers: neither [tls] nor insecure_peers is configured")
@@ -295,7 +295,7 @@ class Daemon:
 
     @property
     def _has_peers(self) -> bool:
-        return self._settings.tls.given or self._settings.insecure_peers
+        return not isinstance(self._security, tls.NoPeers)
 
     def _agent(self, what: str) -> str:
         """A name for transport agents: unique among all nodes and all starts."""
@@ -337,10 +337,8 @@ class Daemon:
         return silent < 2 * self._settings.mover_silence
 
     def _make_view(self) -> View:
-        settings = self._settings
-        security = "mtls" if settings.tls.given else "insecure" if settings.insecure_peers else "none"
         return View(
-            NodeFacts(settings.node, SOFTWARE, time.time_ns(), security),
+            NodeFacts(self._settings.node, SOFTWARE, time.time_ns(), self._security.word),
             self._ledger,
             self._engines,
             self._movers,

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.cpu import cpu_seconds
 from benchmarks.engine import probes
 from benchmarks.engine.contenders import Contender
 from benchmarks.engine.pair import ANSWER_S, Pair
@@ -99,15 +100,6 @@ def prompt(count: int, *seed: object) -> list[int]:
     """Random tokens, the same for the same seed."""
     source = random.Random(repr((count, *seed)))
     return [source.randrange(FIRST_ORDINARY_TOKEN, VOCAB) for _ in range(count)]
-
-
-def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time of these processes so far, all their threads. Raises RuntimeError if one is gone."""
-    try:
-        # Linux: the CPU clock of another process, in nanoseconds.
-        return sum(time.clock_gettime((~pid << 3) | 2) for pid in pids)
-    except OSError as error:
-        raise RuntimeError(f"one of the processes {list(pids)} has ended") from error
 
 
 def play(pair: Pair, contender: Contender, asks: Sequence[Ask]) -> Trial:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 RESAMPLES = 4000
 
@@ -26,7 +27,8 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A ratio of two contenders over paired rounds: the median of the rounds' ratios, and the 95 % interval.
+    """Two contenders compared over paired rounds: the median of the rounds' ratios (or differences), and the
+    95 % interval.
 
     `low` to `high` comes from resampling the rounds with replacement.
     """
@@ -62,6 +64,23 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float], see
     if not all(math.isfinite(v) and v > 0 for v in (*numerators, *denominators)):
         raise ValueError(f"a ratio needs positive values: {list(numerators)} / {list(denominators)}")
     ratios = np.asarray(numerators, float) / np.asarray(denominators, float)
-    draws = np.random.default_rng(seed).integers(0, len(ratios), (RESAMPLES, len(ratios)))
-    low, high = np.percentile(np.median(ratios[draws], axis=1), (2.5, 97.5))
-    return Ratio(float(np.median(ratios)), float(low), float(high), len(ratios))
+    return _median_of(ratios, seed)
+
+
+def paired_difference(minuends: Sequence[float], subtrahends: Sequence[float], seed: int = 7) -> Ratio:
+    """`minuends[i] - subtrahends[i]`, where i is a round; median and interval as a ratio has them.
+
+    Raises ValueError if the lengths differ, there is no round, or a value is not finite.
+    """
+    if len(minuends) != len(subtrahends) or not minuends:
+        raise ValueError(f"{len(minuends)} minuends, {len(subtrahends)} subtrahends: rounds are pairs")
+    differences = np.asarray(minuends, float) - np.asarray(subtrahends, float)
+    if not np.isfinite(differences).all():
+        raise ValueError(f"a difference needs finite values: {list(minuends)} - {list(subtrahends)}")
+    return _median_of(differences, seed)
+
+
+def _median_of(rounds: NDArray[np.float64], seed: int) -> Ratio:
+    draws = np.random.default_rng(seed).integers(0, len(rounds), (RESAMPLES, len(rounds)))
+    low, high = np.percentile(np.median(rounds[draws], axis=1), (2.5, 97.5))
+    return Ratio(float(np.median(rounds)), float(low), float(high), len(rounds))

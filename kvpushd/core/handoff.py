@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +41,8 @@ class Handoff:
     """Who has matched it, for people."""
     times: Times = field(default_factory=Times)
     counts: Counts = field(default_factory=Counts)
+    moved: Counter[LinkId] = field(default_factory=Counter)
+    """Bytes that landed, by link."""
     fault: Fault | None = None
 
     @property
@@ -95,6 +98,7 @@ class Handoff:
             times=replace(self.times, ended=now),
             sender_times=Times(),
             counts=self.counts,
+            moved=dict(self.moved),
             fault=self.fault,
         )
 

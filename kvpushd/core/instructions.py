@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvpush_client.events import Counts, Fault, Side, TransferKey
@@ -165,6 +166,7 @@ class Account:
     engine_id: str
     key: TransferKey
     other: str
+    """The other side, for people."""
     label: str
     start: int
     end: int
@@ -172,6 +174,8 @@ class Account:
     times: Times
     sender_times: Times
     counts: Counts
+    moved: Mapping[LinkId, int]
+    """Bytes of what landed, by the link that carried it."""
     fault: Fault | None
 
 

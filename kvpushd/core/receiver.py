@@ -197,6 +197,7 @@ class Receiver:
         half = self._halves.get(event.incarnation, event.key)
         if half is not None and self._hear(half, event.link, Word.LANDED):
             half.counts = add(half.counts, event.counts)
+            half.moved[event.link] = event.counts.bytes
             half.sender_times = event.times
             half.times = replace(half.times, landed=now)
             self._note_match(half, now)

@@ -79,6 +79,8 @@ class Reservation:
     """The engine knows that it ended."""
     counts: Counts = field(default_factory=Counts)
     sender_times: Times = field(default_factory=Times)
+    moved: dict[LinkId, int] = field(default_factory=dict)
+    """Bytes that landed, by link."""
 
     @property
     def half(self) -> HalfKey:
@@ -175,6 +177,7 @@ class Reservation:
             times=replace(self.times, ended=now),
             sender_times=self.sender_times,
             counts=self.counts,
+            moved=dict(self.moved),
             fault=self.fault,
         )
 

@@ -78,6 +78,7 @@ class Transfers:
         old.targets.clear()
         new.receivers = set(old.receivers)
         new.counts = old.counts
+        new.moved = old.moved.copy()
         self._note_match(new, now)
         self.end(old, Fault(Reason.CANCELLED, f"attempt {new.key.attempt} took over"), now)
 
@@ -184,6 +185,7 @@ class Transfers:
             landed=target.times.landed,
         )
         handoff.counts = add(handoff.counts, target.counts)
+        handoff.moved[target.said.link] += target.counts.bytes
         self._out.say(SayPeer(PeerLanded(*target.key, target.counts, target.times)))
         self.settle(handoff, now)
 

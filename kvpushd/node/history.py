@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvpush_client.events import Side, TransferKey
 from kvpushd.core.instructions import Account
-from kvpushd.core.words import SECOND, Instant
+from kvpushd.core.words import SECOND, Instant, LinkId
 from kvpushd.metrics import Metrics
 from kvpushd.node.hub import Hub
 from kvpushd.rpc.peer_wire import unix_offset
@@ -37,8 +37,8 @@ class History:
         self.failed = 0
         self.bytes_sent = 0
         self.bytes_received = 0
-        self.moved: Counter[str] = Counter()
-        """Bytes by link, as the ledger names links."""
+        self.moved: Counter[LinkId] = Counter()
+        """Bytes by link."""
         hub.on(Account, self._ended)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -57,8 +57,7 @@ class History:
             self.bytes_sent += account.counts.bytes
         else:
             self.bytes_received += account.counts.bytes
-        for other in account.other.split(", "):
-            self.moved[other.rpartition("@")[2]] += account.counts.bytes
+        self.moved.update(account.moved)
         self._measure(account, landed, sending)
         self._trace(account)
 

@@ -16,7 +16,7 @@ from kvpushd.core.instructions import Account
 from kvpushd.core.ledger import Ledger
 from kvpushd.core.reservation import Reservation, names_of
 from kvpushd.core.target import Target, phase_of
-from kvpushd.core.words import Phase, Times
+from kvpushd.core.words import LinkId, Phase, Times
 from kvpushd.metrics import Holding
 from kvpushd.node.engines import MEMORY, EngineRoom
 from kvpushd.node.history import History
@@ -221,7 +221,7 @@ class View:
                 receiving=True,
                 up=out.up,
                 transport=self._transport(),
-                bytes=self._history.moved[out.address],
+                bytes=self._history.moved[LinkId(out.address)],
                 transfers=live[out.address],
                 last_fault=faults.get(out.address, ""),
                 software=out.hello.software if out.hello else "",
