@@ -5,9 +5,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PROTOS := .venv-protos/bin
 PYTEST_ARGS ?=
+GUARD ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench bench-quick lint format protos check clean
+.PHONY: help venv demo test guards bench bench-quick lint format protos check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
@@ -20,6 +21,9 @@ demo: venv ## two engines and two daemons on this machine, one prompt moved and 
 
 test: venv ## the default tests; PYTEST_ARGS="tests/core -x" narrows them
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+guards: venv ## take each guard out of a copy and require its tests to fail; GUARD=name for one
+	$(BIN)/python -m testing.guards $(GUARD)
 
 bench: venv ## kvpushd beside vLLM's own connectors, in about 30 minutes (root): benchmarks/results/latest/
 	$(BIN)/python -m benchmarks

@@ -13,10 +13,12 @@ from kvpush_client.layout import Group
 from kvpushd.core.attention import Attention
 from kvpushd.core.engines import Limits
 from kvpushd.core.events import (
+    Advanced,
     Announced,
     Described,
     DrainBegan,
     EngineJoined,
+    EngineLeft,
     HandedOff,
     InletClosed,
     LinkLost,
@@ -121,6 +123,16 @@ def test_what_a_chunk_makes_final_moves_while_the_prompt_is_still_computed(local
     assert account.counts.chunks_before_seal >= 1
 
 
+def test_what_is_named_but_not_final_is_not_written() -> None:
+    pair = Pair()
+    pair.reserve()
+    handoff = pair.world.hand_off(pair.p, KEY, 7)
+    assert handoff is not None
+    pair.world.append(pair.p, handoff, 2, seal=True)
+    pair.world.settle()
+    assert pair.world.writes() == []
+
+
 def test_what_a_layer_makes_final_moves_while_the_next_one_is_computed() -> None:
     pair = Pair()
     pair.reserve()
@@ -163,10 +175,11 @@ def test_a_receiver_whose_prompt_has_a_token_more_than_the_senders_gets_what_the
     assert ends(pair.d) == [None]
 
 
-def test_positions_beyond_the_seal_are_refused_and_both_sides_hear_why() -> None:
+@pytest.mark.parametrize("prompt", [8, 6], ids=["another block", "the rest of the last block"])
+def test_positions_beyond_the_seal_are_refused_and_both_sides_hear_why(prompt: int) -> None:
     pair = Pair()
-    pair.hand_off(prompt=8)
-    pair.reserve(end=9)
+    pair.hand_off(prompt=prompt)
+    pair.reserve(end=prompt + 1)
     assert ends(pair.d) == ends(pair.p) == [Reason.POSITIONS_MISSING]
     assert pair.world.writes() == []
 
@@ -289,8 +302,11 @@ def test_what_else_came_through_a_closed_inlet_ends_and_the_next_transfer_gets_a
     pair.reserve(OTHER)
     pair.hand_off()
     pair.world.fail(pair.write)
-    pair.world.settle()
+    while not pair.d.node.closes:
+        assert pair.world.step()
+    # At once: a mover may take its time to close an inlet.
     assert ends(pair.d) == [Reason.TRANSPORT_FAILED, Reason.FENCED]
+    pair.world.settle()
     again = TransferKey(b"a" * 16)
     pair.reserve(again)
     pair.hand_off(again)
@@ -310,6 +326,26 @@ def test_a_lost_link_ends_its_reservations_at_once_and_releases_them_once_the_in
     assert not held.released
     pair.world.close_inlet(pair.d.node)
     assert held.released
+
+
+def test_a_lost_link_leaves_what_comes_over_another_alone() -> None:
+    # R18
+    world = World()
+    ((p,), (q,), (d,)) = (world.engine(name, node) for name, node in (("P", "A"), ("Q", "C"), ("D", "B")))
+    for key, sender in ((KEY, p), (OTHER, q)):
+        world.reserve(d, key, [sender], 0, 7)
+        world.settle()
+        handoff = world.hand_off(sender, key, 7)
+        assert handoff is not None
+        world.append(sender, handoff, 2, seal=True)
+        world.compute(sender, handoff, 0, 7, range(2))
+        world.settle()
+    (lost,) = (wire for wire in world.wires if wire.sender is p.node)
+    world.cut(lost)
+    world.notice(lost, sender=False)
+    assert {close.link for close in d.node.closes} == {LinkId("A")}
+    world.run()
+    assert ends(d) == [Reason.PEER_UNREACHABLE, None]
 
 
 def test_a_failed_write_stays_unvouched_for_when_its_receiver_takes_it_back_meanwhile() -> None:
@@ -458,6 +494,18 @@ def test_a_half_that_was_cancelled_before_it_was_known_ends_as_it_comes(side: Si
     assert ends(engine) == [Reason.CANCELLED]
 
 
+def test_a_reservation_whose_key_is_over_is_refused() -> None:
+    pair = Pair()
+    pair.reserve()
+    (half,) = pair.d.node.ledger.reservations()
+    pair.hand_off()
+    pair.world.run()
+    (rejected,) = pair.d.node.ledger.handle(half.said, pair.world.now)
+    assert isinstance(rejected, TellRejected)
+    assert rejected.fault.reason is Reason.STALE_ATTEMPT
+    assert pair.d.node.ledger.idle
+
+
 def test_an_append_that_comes_after_the_end_opens_nothing() -> None:
     pair = Pair()
     handoff = pair.hand_off(computed=4)
@@ -502,6 +550,16 @@ def test_a_matched_pair_lives_for_as_long_as_the_prompt_takes() -> None:
         pair.world.turn(LIMITS.lease)
         pair.world.run()
     pair.compute(handoff, 7)
+    pair.world.run()
+    assert ends(pair.d) == ends(pair.p) == [None]
+
+
+def test_a_handoff_that_was_sealed_before_its_match_has_no_lease_after_it() -> None:
+    pair = Pair()
+    pair.hand_off()
+    pair.reserve()
+    pair.world.turn(LIMITS.lease)
+    assert ends(pair.p) == []
     pair.world.run()
     assert ends(pair.d) == ends(pair.p) == [None]
 
@@ -555,6 +613,17 @@ def test_another_engine_at_the_place_of_one_that_left_is_another_engine() -> Non
     pair.hand_off()
     pair.world.run()
     assert ends(pair.d) == [None]
+
+
+def test_a_reservation_of_an_incarnation_that_left_changes_nothing() -> None:
+    pair = Pair()
+    pair.reserve()
+    (half,) = pair.d.node.ledger.reservations()
+    pair.hand_off()  # what is written keeps the incarnation known after it has left
+    pair.world.leave(pair.d)
+    stale = replace(half.said, key=OTHER)
+    assert pair.d.node.ledger.handle(stale, pair.world.now) == []
+    assert [held.key for held in pair.d.node.ledger.reservations()] == [KEY]
 
 
 def test_an_event_of_an_incarnation_that_left_changes_nothing() -> None:
@@ -691,6 +760,19 @@ def test_the_next_attempt_writes_nothing_before_the_last_ones_writes_are_termina
     assert ends(pair.p) == [Reason.CANCELLED, None]
 
 
+def test_what_a_former_attempt_wrote_is_not_counted_as_the_next_ones() -> None:
+    pair = Pair()
+    pair.reserve()
+    pair.hand_off(computed=4)
+    before = pair.write
+    pair.hand_off(TransferKey(KEY.transfer_id, 1))
+    pair.world.complete(before)
+    (open_one,) = (targets for _, targets in pair.p.node.ledger.handoffs())
+    assert [target.counts.chunks for target in open_one] == [0]
+    pair.world.run()
+    assert ends(pair.d) == [None]
+
+
 def test_a_write_of_the_last_attempt_that_fails_ends_the_next_one_too() -> None:
     # It may yet land on top of what the next one writes.
     pair = Pair()
@@ -746,7 +828,8 @@ def test_a_matched_prompt_pins_nothing() -> None:
         pair.reserve(key, end=8)
     for key in keys:
         pair.hand_off(key, prompt=8)
-    assert ends(pair.p) == []
+    pair.world.run()
+    assert ends(pair.p) == ends(pair.d) == [None] * 3
 
 
 # --- several nodes ---------------------------------------------------------------------------------------
@@ -911,6 +994,25 @@ def test_a_node_that_drains_takes_nothing_new_ends_what_runs_and_says_when_it_is
     assert pair.d.node.ledger.idle
 
 
+def test_a_receiving_node_that_drains_reserves_nothing_though_its_sender_would() -> None:
+    pair = Pair()
+    pair.world.feed(pair.d.node, DrainBegan())
+    pair.hand_off()
+    pair.reserve()
+    assert ends(pair.d) == [Reason.DRAINING]
+
+
+@pytest.mark.parametrize("first", ["D", "P"])
+def test_a_sending_node_that_drains_says_so_to_whoever_comes(first: str) -> None:
+    pair = Pair()
+    pair.world.feed(pair.p.node, DrainBegan())
+    if first == "P":
+        pair.hand_off()
+        assert ends(pair.p) == [Reason.DRAINING]
+    pair.reserve()
+    assert ends(pair.d) == [Reason.DRAINING]
+
+
 def test_what_a_draining_engine_does_over_is_not_new() -> None:
     pair = Pair()
     pair.reserve()
@@ -1043,6 +1145,20 @@ def test_a_peer_can_not_announce_for_an_engine_that_it_did_not_describe() -> Non
     node = Hostile()
     d = node.describe("B#1", "D")
     assert refusal(node.announce("C#2", d)) is Reason.STALE_INCARNATION
+
+
+def test_a_name_means_the_engine_that_bears_it_now_though_the_last_one_is_still_read() -> None:
+    node = Hostile()
+    d = node.describe("B#1", "D")
+    node.ledger.handle(HandedOff(node.p, KEY, seal=7), 0)
+    node.announce("B#1", d)
+    node.ledger.handle(Advanced(node.p, 0, KEY, 7, at=0), 0)
+    assert node.ledger.writes
+    node.ledger.handle(EngineLeft(node.p, "killed"), 0)
+    again = Incarnation(b"q" * 16)
+    node.ledger.handle(EngineJoined(again, "P", {"model": "m"}, 1, 1), 0)
+    node.ledger.handle(PoolMapped(again, 0, LAYOUT), 0)
+    assert node.announce("B#1", d, key=OTHER) == []
 
 
 def test_a_handoff_that_names_its_receiver_is_no_other_engines() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from mover_kit import BLOCK_SIZE, cells, layout, pool
 
-from kvpush_client._proto import mover_pb2
+from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Reason
 from kvpushd.core.layout import Blocks
 from kvpushd.errors import Invalid
@@ -74,6 +75,30 @@ def test_both_pools_of_a_local_write_stay_mapped_until_it_ends(mover: Mover) -> 
     reports = [report.WhichOneof("report") for report in mover.step()]
     assert reports[:3] == ["write_ended", "pool_unmapped", "pool_unmapped"]
     assert np.array_equal(cells(target, CUT), cells(source, CUT))
+
+
+def test_a_pool_that_waits_for_its_last_write_to_leave_takes_no_new_one(mover: Mover) -> None:
+    map_pool(mover, b"a", seed=1)
+    map_pool(mover, b"b")
+    do(mover, post_write=local_write(1))
+    assert do(mover, unmap_pool=mover_pb2.UnmapPool(pool_id=b"a")) == []
+    (ended,) = do(mover, post_write=local_write(2))
+    assert ended.write_ended.fault.reason == Reason.INVALID
+    assert ends(mover.step()) == [1]
+
+
+def test_a_layout_that_lies_about_its_pool_writes_nothing_outside_of_it(mover: Mover) -> None:
+    map_pool(mover, b"a", seed=1)
+    smaller = replace(CUT, pool_bytes=CUT.pool_bytes // 2)
+    pools = [mover_pb2.OutletPool(pool_id=b"b", base=1 << 20, layout=wire.layout_to_wire(smaller))]
+    inlet = types_pb2.Inlet(transport="fake", agent="other", metadata=b"other")
+    (opened,) = do(mover, open_outlet=mover_pb2.OpenOutlet(outlet_id=1, inlet=inlet, pools=pools))
+    assert not opened.outlet_opened.HasField("fault")
+    write = local_write(1)
+    write.outlet_id = 1
+    (ended,) = do(mover, post_write=write)
+    assert ended.write_ended.fault.reason == Reason.INVALID
+    assert "target runs" in ended.write_ended.fault.detail
 
 
 def test_unmapping_what_is_not_mapped_and_closing_what_is_not_open_is_answered(mover: Mover) -> None:
