@@ -8,7 +8,7 @@ PYTEST_ARGS ?=
 GUARD ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test guards bench bench-quick lint format protos check clean
+.PHONY: help venv demo test guards chaos soak bench bench-quick lint format protos check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
@@ -30,6 +30,12 @@ bench: venv ## kvpushd beside vLLM's own connectors, in about 30 minutes (root):
 
 bench-quick: venv ## the same in under 8 minutes, with fewer rounds and cases
 	$(BIN)/python -m benchmarks --quick
+
+chaos: venv ## processes killed, stopped, cut off in each phase (root): SCENARIOS=n SEED=n; chaos-results/
+	$(BIN)/python -m testing.chaos $(if $(SCENARIOS),--scenarios $(SCENARIOS)) $(if $(SEED),--seed $(SEED))
+
+soak: venv ## 30 minutes of mixed load, MINUTES=n for less: nothing wrong, nothing grown; soak-results/
+	$(BIN)/python -m testing.soak $(if $(MINUTES),--minutes $(MINUTES))
 
 lint: venv .venv-protos/installed ## style, types, import rules, protos
 	$(BIN)/ruff check .

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from kvpush_client.events import Counts, Fault
 from kvpushd.core.events import Announced
-from kvpushd.core.handoff import Handoff
+from kvpushd.core.handoff import Handoff, add
 from kvpushd.core.lane import Lane
 from kvpushd.core.words import (
     HalfKey,
@@ -122,6 +122,15 @@ def phase_of(handoff: Handoff, targets: list[Target]) -> Phase:
     if any(t.times.first_post for t in targets):
         return Phase.MOVING
     return Phase.MATCHED if targets else Phase.OPEN
+
+
+def counts_of(handoff: Handoff, targets: list[Target]) -> Counts:
+    """What a handoff has moved so far: a target's share is the handoff's own only once all of it landed."""
+    counts = handoff.counts
+    for target in targets:
+        if not target.landed:
+            counts = add(counts, target.counts)
+    return counts
 
 
 def ranks_of(targets: list[Target]) -> set[int]:

@@ -15,7 +15,7 @@ from kvpushd.core.handoff import Handoff
 from kvpushd.core.instructions import Account
 from kvpushd.core.ledger import Ledger
 from kvpushd.core.reservation import Reservation, names_of
-from kvpushd.core.target import Target, phase_of
+from kvpushd.core.target import Target, counts_of, phase_of
 from kvpushd.core.words import LinkId, Phase, Times
 from kvpushd.metrics import Holding
 from kvpushd.node.engines import MEMORY, EngineRoom
@@ -190,9 +190,8 @@ class View:
             )
             rows.append(Row((0, half.times.opened, message.half.transfer_id), message))
         for handoff, targets in self._ledger.handoffs():
-            message = _transfer(
-                self._handoff(handoff, targets), Side.SENDER, handoff.times, handoff.counts, handoff.fault
-            )
+            said, counts = self._handoff(handoff, targets), counts_of(handoff, targets)
+            message = _transfer(said, Side.SENDER, handoff.times, counts, handoff.fault)
             rows.append(Row((0, handoff.times.opened, message.half.transfer_id), message))
         rows.sort(key=lambda row: row.key)
         if not live_only:

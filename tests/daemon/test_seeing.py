@@ -75,6 +75,18 @@ def test_what_waits_is_listed_on_either_side_with_its_age(nodes: Nodes) -> None:
     assert here.half.blocks == 4
 
 
+def test_a_transfer_under_way_says_what_has_landed(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    key = new_key()
+    d.reserve(key, p, range(4), 4 * BLOCK)
+    p.hand_off(key, range(4))
+    p.advance(key, 3 * BLOCK)
+    size = 3 * BLOCK * p.read([0], 0, 1).nbytes
+    eventually(
+        lambda: [t.counts.bytes for t in nodes.p.transfers(key.transfer_id)], lambda seen: seen == [size]
+    )
+
+
 def test_engines_that_come_and_go_leave_no_descriptor_behind(nodes: Nodes) -> None:
     pids = [nodes.p.pid, nodes.d.pid, nodes.p.mover_pid, nodes.d.mover_pid]
 

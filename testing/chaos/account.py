@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What became of each scenario, and of all of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from testing.chaos.scenario import Blow, Scenario, Strike, Whom
+
+PATIENCE = 1.0
+"""Seconds that a request may take to end after its lease."""
+VISIBLE = 1.0
+"""Seconds within which the other side of a transfer hears of a death."""
+REGISTERED = 2.0
+"""Seconds after a daemon's start within which living engines are registered again."""
+REPLACED = 1.0
+"""Seconds within which a dead mover is replaced, its pools mapped."""
+UNDISTURBED = 0.95
+"""Of its throughput that a peer keeps at the least, whatever happens to another one."""
+
+
+_COLUMNS = ("name", "promise", "worst", "measured")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a request ended, seconds after the fault or after it was sent, whichever was later."""
+
+    engine: str
+    seconds: float
+    how: str
+    external: int = 0
+
+
+@dataclass(slots=True)
+class Played:
+    """A scenario as it went. Times in seconds; None = not measured, since it was not the case."""
+
+    scenario: Scenario
+    fired: list[str] = field(default_factory=list)
+    bytes: int = 0
+    writes: int = 0
+    ends: list[End] = field(default_factory=list)
+    said: float | None = None
+    quarantine: float | None = None
+    registered: float | None = None
+    replaced: float | None = None
+    undisturbed: float | None = None
+    again: float | None = None
+    took: float = 0.0
+    deaths: list[str] = field(default_factory=list)
+    leftovers: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+    def judge(self, lease: float) -> list[str]:
+        """What is wrong with it; nothing = as promised."""
+        wrong = list(self.troubles)
+        if len(self.fired) < len(self.scenario.faults):
+            wrong.append(f"{len(self.fired)} of {len(self.scenario.faults)} faults fired")
+        wrong += [
+            f"a request of {end.engine} ended {end.seconds:.1f} s after the fault" for end in self.late(lease)
+        ]
+        wrong += [f"{name} died" for name in self.deaths]
+        wrong += self.leftovers
+        # Two faults may hide each other, and a stop of one process delays what another says.
+        if len(self.scenario.faults) == 1:
+            wrong += self._promises()
+        return wrong
+
+    def _promises(self) -> list[str]:
+        wrong = []
+        for what, found, most in (
+            ("the other side heard", self.said, VISIBLE),
+            ("engines were registered again", self.registered, REGISTERED),
+            ("the mover was replaced", self.replaced, REPLACED),
+        ):
+            if found is not None and found > most:
+                wrong.append(f"{what} after {found:.2f} s, not {most:g}")
+        if self.undisturbed is not None and self.undisturbed < UNDISTURBED:
+            wrong.append(f"a third node's transfers kept {self.undisturbed:.3f} of their throughput")
+        return wrong
+
+    def late(self, lease: float) -> list[End]:
+        """Requests that took longer than their lease."""
+        return [end for end in self.ends if end.seconds > lease + PATIENCE]
+
+    def record(self, lease: float) -> dict[str, Any]:
+        """For the report."""
+        return {
+            "name": self.scenario.name,
+            "fired": self.fired,
+            "bytes_before": self.bytes,
+            "writes": self.writes,
+            "ends": [
+                {"engine": e.engine, "seconds": round(e.seconds, 3), "how": e.how, "external": e.external}
+                for e in self.ends
+            ],
+            **{
+                name: None if (value := getattr(self, name)) is None else round(value, 3)
+                for name in ("said", "quarantine", "registered", "replaced", "undisturbed", "again", "took")
+            },
+            "wrong": self.judge(lease),
+        }
+
+
+@dataclass(slots=True)
+class Account:
+    """All that was played."""
+
+    seed: int
+    lease: float
+    played: list[Played] = field(default_factory=list)
+    transfers: int = 0
+    bytes: int = 0
+    wrong_bytes: int = 0
+
+    def last_line(self) -> dict[str, Any]:
+        """The summary that a run prints last."""
+        fired: Counter[str] = Counter()
+        for one in self.played:
+            fired[one.scenario.phase.value] += len(one.fired)
+        return {
+            "scenarios": len(self.played),
+            "seed": self.seed,
+            "transfers": self.transfers,
+            "bytes": self.bytes,
+            "faults_fired_by_phase": dict(sorted(fired.items())),
+            "wrong_bytes": self.wrong_bytes,
+            "engine_deaths": sum(len(one.deaths) for one in self.played),
+            "leftovers": sum(len(one.leftovers) for one in self.played),
+            "late_ends": sum(len(one.late(self.lease)) for one in self.played),
+            "longest_end_s": round(max((e.seconds for one in self.played for e in one.ends), default=0.0), 3),
+            "failed": [
+                {"scenario": one.scenario.name, "wrong": wrong}
+                for one in self.played
+                if (wrong := one.judge(self.lease))
+            ],
+        }
+
+    @property
+    def well(self) -> bool:
+        """Nothing is wrong with any of it."""
+        last = self.last_line()
+        return not last["failed"] and not last["wrong_bytes"]
+
+    def figures(self) -> list[tuple[str, str, str, str]]:
+        """What was measured: name, promise, worst, how often."""
+        rows: list[tuple[str, str, str, str]] = []
+        single = [one for one in self.played if len(one.scenario.faults) == 1]
+
+        def row(name: str, promise: str, found: Sequence[float | None], worst: Any = max) -> None:
+            values = [value for value in found if value is not None]
+            told = f"{worst(values):.3f}" if values else "not measured"
+            rows.append((name, promise, told, str(len(values))))
+
+        ends = [end.seconds for one in self.played for end in one.ends]
+        row("longest end of a request, s after the fault", f"{self.lease + PATIENCE:g}", ends)
+        row("longest quarantine, s after the fault", "counted", [one.quarantine for one in self.played])
+        row("the other side heard of a death, s", f"{VISIBLE:g}", [one.said for one in single])
+        row("registered again, s after the daemon's start", f"{REGISTERED:g}", [o.registered for o in single])
+        row("mover replaced, s", f"{REPLACED:g}", [one.replaced for one in single])
+        row(
+            "a third node's throughput, of before",
+            f"{UNDISTURBED:g}",
+            [one.undisturbed for one in single],
+            min,
+        )
+        row("moves again, s after all was healed", "", [one.again for one in self.played])
+        return rows
+
+    def markdown(self) -> str:
+        """The report for people."""
+        last = self.last_line()
+        lines = [
+            "# Chaos",
+            "",
+            f"Seed {self.seed}, {last['scenarios']} scenarios, lease {self.lease:g} s.",
+            "",
+        ]
+        lines += [f"- {name}: {last[name]}" for name in last if name != "failed"]
+        lines += ["", "| figure | promise | worst | measured |", "| --- | --- | --- | --- |"]
+        lines += [f"| {' | '.join(row)} |" for row in self.figures()]
+        lines += ["", "| hit | scenarios | failed |", "| --- | --- | --- |"]
+        hit: Counter[str] = Counter()
+        failed: Counter[str] = Counter()
+        for one in self.played:
+            for fault in one.scenario.faults:
+                hit[str(fault)] += 1
+                failed[str(fault)] += bool(one.judge(self.lease))
+        lines += [f"| {name} | {count} | {failed[name]} |" for name, count in sorted(hit.items())]
+        lines += ["", "## Failed", ""]
+        lines += [f"- {one['scenario']}: {'; '.join(one['wrong'])}" for one in last["failed"]] or ["None."]
+        return "\n".join(lines) + "\n"
+
+    def record(self) -> Mapping[str, Any]:
+        """The report for programs."""
+        return {
+            **self.last_line(),
+            "figures": [dict(zip(_COLUMNS, row, strict=True)) for row in self.figures()],
+            "played": [one.record(self.lease) for one in self.played],
+        }
+
+
+def shows_on_the_other_side(scenario: Scenario) -> bool:
+    """Whether the far side of the transfer has something to hear at once: its other half died."""
+    if len(scenario.faults) != 1 or not scenario.phase.matched:
+        return False
+    (fault,) = scenario.faults
+    if not isinstance(fault, Strike) or fault.whom is Whom.ROUTER:
+        return False
+    # A daemon drains first when it is told to end, and a mover waits for its daemon's word.
+    at_once = fault.whom in (Whom.P_ENGINE, Whom.D_ENGINE)
+    return fault.blow is Blow.KILL or (fault.blow is Blow.TERM and at_once)

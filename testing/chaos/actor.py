@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plays scenarios: holds a transfer in its phase, strikes, watches all ends, heals, and looks again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+
+import grpc
+
+from kvpush_client._proto import admin_pb2
+from testing.chaos.account import End, Played, shows_on_the_other_side
+from testing.chaos.blows import ENGINES, Blows
+from testing.chaos.books import Books
+from testing.chaos.flow import Flow
+from testing.chaos.holds import FAST, REACH, Held, Holds
+from testing.chaos.scenario import Blow, Cast, Scenario, Whom
+from testing.chaos.stage import LEASE, RANKS, D, Legs, P, Stage, body_of, wait_for
+from testing.clockwork.harness import EngineFailed, Request
+from testing.engines import answer
+
+ENDS = LEASE + 10.0
+"""Seconds after the last fault within which every request has ended, or is given up."""
+HEALED = 30.0
+"""Seconds within which everything is back after all processes are up."""
+WINDOW = 2.0
+"""Seconds over which a third node's throughput is measured, before the fault and after it."""
+DAEMONS = {Whom.P_DAEMON: "p", Whom.D_DAEMON: "d"}
+MOVERS = {Whom.P_MOVER: "p", Whom.D_MOVER: "d"}
+_TROUBLES = (
+    TimeoutError,
+    AssertionError,
+    EngineFailed,
+    OSError,
+    RuntimeError,
+    subprocess.TimeoutExpired,
+    grpc.RpcError,
+)
+OVER = (admin_pb2.PHASE_FENCING, admin_pb2.PHASE_ENDED)
+
+
+class Actor:
+    """Plays one scenario after the other."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.books = Books(stage)
+
+    def play(self, scenario: Scenario) -> Played:
+        """The scenario, and what became of it. Everything is up again afterwards, if anything can do that."""
+        began = time.monotonic()
+        played = Played(scenario)
+        turn = _Turn(self.stage, self.books, scenario, played)
+        try:
+            turn.play()
+        except _TROUBLES as error:
+            played.troubles.append(f"{type(error).__name__}: {error}")
+            turn.heal()
+        played.took = time.monotonic() - began
+        return played
+
+
+class _Turn:
+    """One scenario's turn."""
+
+    def __init__(self, stage: Stage, books: Books, scenario: Scenario, played: Played) -> None:
+        self._stage = stage
+        self._books = books
+        self._scenario = scenario
+        self._played = played
+        self._sender = RANKS if scenario.cast is Cast.RANKS else P
+        self._blows = Blows(stage, scenario)
+        self._held: Held | None = None
+        self._client: threading.Thread | None = None
+        self._answered: list[list[int] | None] = []
+        self._doomed = {
+            ENGINES[s.whom] for s in scenario.strikes if s.whom in ENGINES and s.blow is not Blow.STOP
+        }
+
+    # --- in order ----------------------------------------------------------------------------------------
+
+    def play(self) -> None:
+        scenario, stage = self._scenario, self._stage
+        if scenario.cast is Cast.RANKS:
+            stage.begin(RANKS)
+            stage.ready(RANKS)
+        if scenario.cast is Cast.ROUTER:
+            stage.start_router()
+        seen = next((s.whom for s in scenario.strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
+        restarts = self._restarts(seen)
+        with self._flow() as flow:
+            held = self._reach()
+            before = flow.rate(WINDOW) if flow else 0.0
+            self._strike(held)
+            if flow:
+                self._played.undisturbed = flow.rate(WINDOW) / before
+        self._watch(held, seen, restarts)
+        self.heal()
+        self._settle()
+        self._moves_again()
+        self._played.leftovers += self._books.strays() + self._books.descriptors()
+
+    def _flow(self) -> contextlib.AbstractContextManager[Flow | None]:
+        return Flow(self._stage) if self._scenario.beside else contextlib.nullcontext()
+
+    def _reach(self) -> Held:
+        """Held in its phase. A phase that was missed is tried for once more: the machine has much to do."""
+        both = self._through_router if self._scenario.cast is Cast.ROUTER else self._at_once
+        holds = Holds(self._stage, both)
+        for attempt in (1, 2):
+            legs = self._stage.new_legs(
+                self._scenario.length, self._scenario.number, attempt, sender=self._sender
+            )
+            try:
+                held = holds.hold(self._scenario.phase, legs)
+            except TimeoutError:
+                self._calm()
+                if attempt == 2:
+                    raise
+                self._let_go(legs)
+                continue
+            trouble = held.sight.trouble
+            if trouble:
+                raise AssertionError(trouble)
+            self._held = held
+            self._played.bytes, self._played.writes = held.sight.bytes, held.sight.writes
+            return held
+        raise AssertionError("unreachable")
+
+    def _let_go(self, legs: Legs) -> None:
+        for request in (legs.p, legs.d):
+            if request is not None:
+                request.result(ENDS)
+        self._settle()
+
+    def _strike(self, held: Held) -> None:
+        for number, fault in enumerate(self._scenario.faults):
+            if number:
+                time.sleep(self._scenario.gap)
+            self._blows.strike(fault)
+        if held.d_stopped and not self._scenario.hits(Whom.D_ENGINE, Blow.KILL):
+            self._stage.engines[D].kill(signal.SIGCONT)
+        self._stage.link.shape(None)
+        if held.later is not None:
+            with contextlib.suppress(EngineFailed):  # it may be the one that was killed
+                held.later(held.legs)
+        self._hurry(self._sender)
+
+    def _hurry(self, name: str) -> None:
+        """What was held is not held any more."""
+        whom = next((whom for whom, engine in ENGINES.items() if engine == name), None)
+        if whom is not None and self._blows.stops(whom):
+            return
+        with contextlib.suppress(EngineFailed):
+            self._stage.engines[name].set_clock(FAST)
+
+    def _watch(self, held: Held, mover: Whom | None, restarts: int) -> None:
+        legs = held.legs
+        requests = [(legs.sender, legs.p), (D, legs.d), *held.others]
+        open_requests = [(name, request) for name, request in requests if request is not None]
+        last = max(self._blows.at)
+        deadline = last + ENDS
+        other = self._other_side()
+        while True:
+            for undone in self._blows.undo_due():
+                if "engine" in undone or "rank" in undone:
+                    self._hurry(self._sender)
+            now = time.monotonic()
+            if other is not None and self._played.said is None and self._has_heard(other, legs):
+                self._played.said = now - self._blows.at[0]
+            if mover is not None and self._played.replaced is None:
+                status = self._stage.status(MOVERS[mover])
+                if status is not None and status.ready and status.movers[0].restarts > restarts:
+                    self._played.replaced = now - self._blows.at[0]
+            done = all(request.done() for _, request in open_requests)
+            measured = (other is None or self._played.said is not None) and (
+                mover is None or self._played.replaced is not None or bool(self._scenario.faults[1:])
+            )
+            if (done and not self._blows.pending and measured) or now > deadline:
+                break
+            time.sleep(0.01)
+        self._blows.undo_all()
+        if other is not None and self._played.said is None:
+            self._played.troubles.append(f"node {other} never heard")
+        for name, request in open_requests:
+            self._judge(name, request, legs, last)
+        self._judge_client(legs)
+        self._measure_quarantine(legs)
+
+    def _judge(self, name: str, request: Request, legs: Legs, last: float) -> None:
+        try:
+            output = request.result(0)
+        except EngineFailed:
+            if name not in self._doomed:
+                self._played.deaths.append(name)
+            return
+        except TimeoutError:
+            self._played.ends.append(End(name, time.monotonic() - last, "never"))
+            self._played.troubles.append(f"a request of {name} never ended")
+            return
+        base = max(last, legs.sent.get(name, 0.0))
+        took = max(0.0, output.t_last - base)
+        self._played.ends.append(End(name, took, output.finish_reason, output.external_cached_tokens or 0))
+        if request not in (legs.p, legs.d):
+            return
+        wanted = answer(legs.tokens, legs.count if request is legs.d else 1)
+        if output.finish_reason == "abort" and self._scenario.cast is Cast.ROUTER:
+            wanted = wanted[: len(output.token_ids)]
+        elif output.finish_reason != "length":
+            self._played.troubles.append(f"a request of {name} ended with {output.finish_reason!r}")
+        if output.token_ids != wanted:
+            self._played.troubles.append(f"{name} said {output.token_ids}, not {wanted}")
+
+    def _judge_client(self, legs: Legs) -> None:
+        if self._client is None:
+            return
+        self._client.join(ENDS)
+        got = self._answered[0] if self._answered else None
+        if got is None and not self._scenario.ends(Whom.ROUTER):
+            self._played.troubles.append("the router's client got no answer")
+        if got is not None and got != answer(legs.tokens, legs.count):
+            self._played.troubles.append(f"the router's client got {got}")
+
+    def _measure_quarantine(self, legs: Legs) -> None:
+        transfer = self._stage.look("d", legs.transfer_id)
+        if transfer is not None and transfer.fault.detail and transfer.times.ended_unix_ns:
+            took = (transfer.times.ended_unix_ns - self._blows.at_unix_ns) / 1e9
+            self._played.quarantine = max(0.0, took)
+
+    def _other_side(self) -> str | None:
+        if not shows_on_the_other_side(self._scenario):
+            return None
+        return "d" if self._scenario.strikes[0].whom.at_p else "p"
+
+    def _has_heard(self, node: str, legs: Legs) -> bool:
+        transfer = self._stage.look(node, legs.transfer_id)
+        return transfer is not None and transfer.half.phase in OVER
+
+    def _restarts(self, mover: Whom | None) -> int:
+        status = None if mover is None else self._stage.status(MOVERS[mover])
+        return status.movers[0].restarts if status else 0
+
+    # --- afterwards --------------------------------------------------------------------------------------
+
+    def _calm(self) -> None:
+        self._blows.undo_all()
+        self._stage.link.up(True)
+        self._stage.link.shape(None)
+        for name in list(self._stage.engines):
+            with contextlib.suppress(EngineFailed):
+                self._stage.engines[name].kill(signal.SIGCONT)
+            self._hurry(name)
+
+    def heal(self) -> None:
+        """Everything is up: what was stopped goes on, what was killed is started again."""
+        scenario, stage = self._scenario, self._stage
+        for name, node in stage.nodes.items():
+            if node.running:
+                node.signal(signal.SIGCONT)
+            whom = next((whom for whom, of in DAEMONS.items() if of == name), None)
+            if whom is not None and self._blows.ended(whom) and node.running:
+                node.wait()
+            if not node.running:
+                node.launch()
+        for name in list(stage.engines):
+            struck = any(self._blows.ended(whom) for whom, engine in ENGINES.items() if engine == name)
+            if struck or not stage.alive(name):
+                stage.bury(name)
+                stage.begin(name)
+        for name, node in stage.nodes.items():
+            node.wait_ready()
+            self._await_registration(name)
+        self._calm()
+        if scenario.cast is Cast.ROUTER:
+            stage.start_router()
+        for name in stage.engines:
+            stage.ready(name)
+
+    def _await_registration(self, name: str) -> None:
+        whom = next((whom for whom, of in DAEMONS.items() if of == name), None)
+        if whom is None or not self._blows.ended(whom):
+            return
+        began = time.monotonic()
+        living = [engine for engine in self._books.engines_of(name) if engine not in self._doomed]
+
+        def registered() -> bool:
+            ready = {e.engine_id for e in self._stage.nodes[name].engines() if e.ranks_ready == e.local_ranks}
+            return set(living) <= ready
+
+        wait_for(f"{living} are registered at {name}", registered, HEALED)
+        if living:
+            self._played.registered = time.monotonic() - began
+
+    def _settle(self) -> None:
+        held = ["not looked yet"]
+
+        def nothing() -> bool:
+            held[:] = self._books.held()
+            return not held
+
+        try:
+            wait_for("all is back", nothing, HEALED)
+        except TimeoutError:
+            self._played.leftovers += held
+
+    def _moves_again(self) -> None:
+        """A clean transfer moves. Until links that were lost are made anew, prompts are computed."""
+        began = time.monotonic()
+        numbers = iter(range(1000))
+
+        def moved() -> bool:
+            legs = self._stage.new_legs(
+                200, self._scenario.number, "again", next(numbers), sender=self._sender
+            )
+            if self._scenario.cast is Cast.ROUTER:
+                self._client = None
+                self._answered = []
+                self._through_router(legs)
+            else:
+                self._at_once(legs)
+            assert legs.d is not None
+            assert legs.p is not None
+            output = legs.d.result(REACH)
+            legs.p.result(REACH)
+            assert output.token_ids == answer(legs.tokens, legs.count), f"a clean transfer gave {output}"
+            return output.external_cached_tokens == len(legs.tokens) - 1
+
+        wait_for("a clean transfer moves", moved, HEALED)
+        self._played.again = time.monotonic() - began
+        self._settle()
+
+    # --- requests ----------------------------------------------------------------------------------------
+
+    def _at_once(self, legs: Legs) -> None:
+        legs_in_order: list[Callable[[Legs], None]] = [self._stage.send_p, self._stage.send_d]
+        if self._scenario.d_first:
+            legs_in_order.reverse()
+        for send in legs_in_order:
+            send(legs)
+
+    def _through_router(self, legs: Legs) -> None:
+        front = self._stage.front
+        assert front is not None
+        before = len(front.came)
+        self._client = threading.Thread(target=self._ask, args=(body_of(legs),), daemon=True)
+        self._client.start()
+        wait_for("both legs come", lambda: len(front.came) >= before + 2, REACH)
+        for came in front.came[before:]:
+            legs.transfer_id = bytes.fromhex(came.params["transfer_id"])
+            legs.sent[came.engine] = came.at
+            if came.engine == D:
+                legs.d = came.request
+            else:
+                legs.p = came.request
+
+    def _ask(self, body: bytes) -> None:
+        url = f"http://127.0.0.1:{self._stage.router_port}/v1/completions"
+        call = urllib.request.Request(url, body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(call, timeout=ENDS) as found:
+                self._answered.append(json.load(found)["choices"][0]["token_ids"])
+        except (OSError, ValueError, KeyError):
+            self._answered.append(None)

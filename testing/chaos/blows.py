@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Carries faults out on a stage, says that they happened, and takes back what can be taken back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from testing.chaos.scenario import Blow, Cut, Fault, Point, Scenario, Strike, Whom
+from testing.chaos.stage import RANKS, D, P, Stage, wait_for
+
+SIGNALS = {Blow.KILL: signal.SIGKILL, Blow.TERM: signal.SIGTERM, Blow.STOP: signal.SIGSTOP}
+ENGINES = {Whom.P_ENGINE: P, Whom.D_ENGINE: D, Whom.RANK: RANKS}
+"""Whose engine is hit, or one of its ranks."""
+SEEN = 2.0
+"""Seconds within which a signal must have worked."""
+
+
+class Blows:
+    """The faults of one scenario."""
+
+    def __init__(self, stage: Stage, scenario: Scenario) -> None:
+        self._stage = stage
+        self._scenario = scenario
+        self._undo: list[tuple[float, str, Callable[[], None]]] = []
+        self.fired: list[str] = []
+        self.at: list[float] = []
+        """When each happened, CLOCK_MONOTONIC."""
+        self.at_unix_ns = 0
+        """When the first happened."""
+        self._ended: set[Whom] = set()
+
+    def strike(self, fault: Fault) -> None:
+        """Carries one out; returns once it shows."""
+        now = time.monotonic()
+        self.at_unix_ns = self.at_unix_ns or time.time_ns()
+        match fault:
+            case Strike():
+                self._signal(fault)
+            case Cut(seconds):
+                self._stage.link.up(False)
+                self._undo.append((now + seconds, "link up", lambda: self._stage.link.up(True)))
+            case Point():
+                raise NotImplementedError(f"{fault}: the processes of this stage have no fault points")
+        self.at.append(now)
+        self.fired.append(str(fault))
+
+    def _signal(self, strike: Strike) -> None:
+        number = SIGNALS[strike.blow]
+        whom = strike.whom
+        if strike.blow is not Blow.STOP:
+            self._ended.add(whom)
+        if whom in (Whom.P_ENGINE, Whom.D_ENGINE):
+            engine = self._stage.engines[ENGINES[whom]]
+            engine.kill(number)
+            if strike.blow is Blow.STOP:
+                self._undo_later(strike, lambda: engine.kill(signal.SIGCONT))
+            return
+        pid = self._stage.pid(whom)
+        os.kill(pid, number)
+        if strike.blow is Blow.KILL:
+            wait_for(f"{whom.value} is gone", lambda: state(pid) in ("", "Z"), SEEN)
+        if strike.blow is Blow.STOP:
+            wait_for(f"{whom.value} stands still", lambda: state(pid) in ("T", "", "Z"), SEEN)
+            self._undo_later(strike, lambda: go_on(pid))
+
+    def _undo_later(self, strike: Strike, undo: Callable[[], None]) -> None:
+        self._undo.append((time.monotonic() + strike.seconds, f"{strike.whom.value} goes on", undo))
+
+    def ended(self, whom: Whom) -> bool:
+        """Whether somebody was killed, or told to end."""
+        return whom in self._ended
+
+    def stops(self, whom: Whom) -> bool:
+        """Whether somebody stands still now."""
+        return any(name == f"{whom.value} goes on" for _, name, _ in self._undo)
+
+    @property
+    def pending(self) -> bool:
+        """Whether something is to be taken back later."""
+        return bool(self._undo)
+
+    def undo_due(self) -> list[str]:
+        """Takes back what has lasted long enough; says what."""
+        now = time.monotonic()
+        due = [one for one in self._undo if one[0] <= now]
+        self._undo = [one for one in self._undo if one[0] > now]
+        for _, _, undo in due:
+            undo()
+        return [name for _, name, _ in due]
+
+    def undo_all(self) -> None:
+        """Takes all of it back."""
+        for _, _, undo in self._undo:
+            undo()
+        self._undo.clear()
+
+
+def state(pid: int) -> str:
+    """A process's state as /proc has it; empty where there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def go_on(pid: int) -> None:
+    """SIGCONT, if it still lives."""
+    try:
+        os.kill(pid, signal.SIGCONT)
+    except ProcessLookupError:
+        return

@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may happen to a transfer, when, and to whom: a pure list, the same for the same seed."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+
+class Phase(Enum):
+    """Where a transfer is held while something happens to it."""
+
+    UNRESERVED = "before reserve"
+    ANNOUNCED = "announced"
+    QUEUED = "matched"
+    BETWEEN = "between chunks"
+    POSTING = "posting"
+    SEALED = "sealed"
+    LANDED = "landed, not seen"
+
+    @property
+    def moved(self) -> bool:
+        """Some of its bytes have landed, and some have not."""
+        return self in (Phase.BETWEEN, Phase.POSTING, Phase.SEALED)
+
+    @property
+    def writing(self) -> bool:
+        """A write is in flight."""
+        return self in (Phase.POSTING, Phase.SEALED)
+
+    @property
+    def matched(self) -> bool:
+        """Both sides know of each other, and neither has ended."""
+        return self.moved or self is Phase.QUEUED
+
+
+class Whom(Enum):
+    """Who is hit."""
+
+    P_ENGINE = "P engine"
+    D_ENGINE = "D engine"
+    P_DAEMON = "P daemon"
+    D_DAEMON = "D daemon"
+    P_MOVER = "P mover"
+    D_MOVER = "D mover"
+    ROUTER = "router"
+    RANK = "a rank of P"
+
+    @property
+    def at_p(self) -> bool:
+        """On P's node."""
+        return self in (Whom.P_ENGINE, Whom.P_DAEMON, Whom.P_MOVER, Whom.RANK)
+
+
+NODES_HIT = (Whom.P_ENGINE, Whom.D_ENGINE, Whom.P_DAEMON, Whom.D_DAEMON, Whom.P_MOVER, Whom.D_MOVER)
+
+
+class Blow(Enum):
+    """How a process is hit."""
+
+    KILL = "SIGKILL"
+    TERM = "SIGTERM"
+    STOP = "SIGSTOP"
+
+
+class Cast(Enum):
+    """Who plays: P and D asked directly, through a router, or a P of two ranks."""
+
+    PAIR = "pair"
+    ROUTER = "router"
+    RANKS = "ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """A signal. A stopped process goes on after `seconds`."""
+
+    whom: Whom
+    blow: Blow
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lasting = f" for {self.seconds:g} s" if self.blow is Blow.STOP else ""
+        return f"{self.blow.value} to {self.whom.value}{lasting}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The cable between the two nodes is pulled for `seconds`."""
+
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"link down for {self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A fault point of a process of P's side or D's (`node`), as `testing.faults` has them."""
+
+    point: str
+    when: str
+    act: str
+    process: str
+    node: str
+    nth: int = 1
+    times: int = 1
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        lasting = f" for {self.seconds:g} s" if self.act in ("delay", "hang") else ""
+        return f"{self.act} {self.when} {self.point} of {self.node}'s {self.process}{lasting}"
+
+
+Fault = Strike | Cut | Point
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One transfer, held in a phase, and what happens to it there.
+
+    `gap` seconds lie between two faults. With `beside`, a third node's transfers are watched meanwhile.
+    """
+
+    number: int
+    cast: Cast
+    phase: Phase
+    faults: tuple[Fault, ...]
+    gap: float = 0.0
+    length: int = 1500
+    d_first: bool = False
+    beside: bool = False
+
+    @property
+    def name(self) -> str:
+        """For people, and for a report."""
+        what = " and ".join(str(fault) for fault in self.faults)
+        return f"#{self.number} {self.cast.value}, {self.phase.value}: {what}"
+
+    @property
+    def strikes(self) -> list[Strike]:
+        """Its signals."""
+        return [fault for fault in self.faults if isinstance(fault, Strike)]
+
+    def hits(self, whom: Whom, *blows: Blow) -> bool:
+        """Whether somebody is hit, in one of these ways if any are named."""
+        return any(strike.whom is whom and (not blows or strike.blow in blows) for strike in self.strikes)
+
+    def ends(self, whom: Whom) -> bool:
+        """Whether somebody is dead afterwards, so that it has to be started again."""
+        return self.hits(whom, Blow.KILL, Blow.TERM)
+
+
+SHORT, LONG = 0.5, 4.0
+"""Seconds of a stop or a cut that nobody need notice, and of one that is longer than every silence."""
+
+
+def catalogue(points: Iterable[Mapping[str, Any]] = ()) -> list[Scenario]:
+    """Everything with one fault, numbered from 0. `points` are the fault points, as Point's fields."""
+    found: list[tuple[Cast, Phase, Fault]] = []
+    for phase, whom, blow in itertools.product(Phase, NODES_HIT, Blow):
+        if phase is Phase.LANDED and whom is Whom.D_ENGINE and blow is Blow.STOP:
+            continue  # that is how the phase is held
+        engine = whom in (Whom.P_ENGINE, Whom.D_ENGINE)
+        found.append((Cast.PAIR, phase, Strike(whom, blow, 2.0 if engine else SHORT)))
+        if blow is Blow.STOP and not engine:
+            found.append((Cast.PAIR, phase, Strike(whom, blow, LONG)))
+    for phase, seconds in itertools.product(Phase, (SHORT, LONG)):
+        found.append((Cast.PAIR, phase, Cut(seconds)))
+    routed = (Phase.QUEUED, Phase.BETWEEN, Phase.POSTING, Phase.SEALED, Phase.LANDED)
+    for phase, blow in itertools.product(routed, Blow):
+        found.append((Cast.ROUTER, phase, Strike(Whom.ROUTER, blow, 1.0)))
+    for phase, blow in itertools.product((Phase.QUEUED, Phase.BETWEEN, Phase.POSTING, Phase.SEALED), Blow):
+        found.append((Cast.RANKS, phase, Strike(Whom.RANK, blow, 2.0)))
+    for phase in (Phase.BETWEEN, Phase.POSTING):
+        found.append((Cast.RANKS, phase, Strike(Whom.P_DAEMON, Blow.KILL)))
+        found.append((Cast.RANKS, phase, Strike(Whom.P_MOVER, Blow.KILL)))
+    for point in points:
+        found.append((Cast.PAIR, Phase.QUEUED, Point(**point)))
+    return [Scenario(number, cast, phase, (fault,)) for number, (cast, phase, fault) in enumerate(found)]
+
+
+def watched(number: int) -> Iterator[Scenario]:
+    """What must not slow a third node's transfers down, numbered from `number` on."""
+    faults: list[Fault] = [
+        Strike(whom, blow, LONG) for whom in (Whom.D_DAEMON, Whom.D_MOVER) for blow in Blow
+    ]
+    faults += [Strike(Whom.D_ENGINE, Blow.KILL), Strike(Whom.D_ENGINE, Blow.STOP, 2.0)]
+    for fault in [*faults, Cut(LONG)]:
+        yield Scenario(number, Cast.PAIR, Phase.SEALED, (fault,), beside=True)
+        number += 1
+
+
+def draw(count: int, seed: int, points: Sequence[Mapping[str, Any]] = ()) -> list[Scenario]:
+    """`count` scenarios: first one of each kind, then all others in turn, then pairs of faults.
+
+    The same for the same arguments. They come in the order of their casts.
+    """
+    chance = random.Random(seed)
+    single = catalogue(points)
+    beside = list(watched(len(single)))
+    chance.shuffle(single)
+    # A kind is what is hit and how. One of each comes before a second of any, so that few cover much.
+    rounds: dict[str, list[Scenario]] = {}
+    for scenario in single:
+        rounds.setdefault(_kind(scenario), []).append(scenario)
+    ordered = [one for turn in itertools.zip_longest(*rounds.values()) for one in turn if one is not None]
+    paired = list(_pairs(chance, ordered, max(count // 5, count - len(ordered) - len(beside)), len(single)))
+    share = count - len(paired)
+    seen = beside[: max(1, share // 20)] if share < len(ordered) + len(beside) else beside
+    chosen = [*ordered[: share - len(seen)], *seen, *paired]
+    varied = [
+        replace(one, length=chance.randrange(1200, 1900), d_first=chance.random() < 0.5) for one in chosen
+    ]
+    numbered = [replace(one, number=number) for number, one in enumerate(varied[:count])]
+    chance.shuffle(numbered)
+    return sorted(numbered, key=lambda one: list(Cast).index(one.cast))
+
+
+def _kind(scenario: Scenario) -> str:
+    fault = scenario.faults[0]
+    return f"{scenario.cast.value} {fault}" if isinstance(fault, Strike | Point) else f"{fault}"
+
+
+def _pairs(chance: random.Random, single: Sequence[Scenario], count: int, number: int) -> Iterator[Scenario]:
+    """Two faults that do not hit the same process, in a phase of the first."""
+    of_pair = [one for one in single if one.cast is Cast.PAIR]
+    while count > 0:
+        first, second = chance.sample(of_pair, 2)
+        if _target(first.faults[0]) == _target(second.faults[0]):
+            continue
+        if first.phase is Phase.LANDED and second.hits(Whom.D_ENGINE, Blow.STOP):
+            continue
+        if isinstance(first.faults[0], Point) or isinstance(second.faults[0], Point):
+            continue
+        yield replace(
+            first,
+            number=number,
+            faults=(*first.faults, *second.faults),
+            gap=chance.choice((0.0, 0.05, 0.3, 1.0)),
+        )
+        count -= 1
+        number += 1
+
+
+def _target(fault: Fault) -> str:
+    match fault:
+        case Strike(whom=whom):
+            # A mover dies with its daemon.
+            return {"P mover": "P daemon", "D mover": "D daemon"}.get(whom.value, whom.value)
+        case Cut():
+            return "link"
+        case Point(node=node, process=process):
+            return f"{node} {process}"

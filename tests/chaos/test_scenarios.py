@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The list of scenarios: the same for the same seed, and wide."""
+
+from __future__ import annotations
+
+import pytest
+
+from testing.chaos.scenario import NODES_HIT, Blow, Cast, Cut, Phase, Strike, Whom, draw
+
+ALL = 320
+
+
+def struck(scenarios):
+    """Who was hit, how, and in which phase, where nothing else happened."""
+    return {
+        (one.phase, fault.whom, fault.blow)
+        for one in scenarios
+        for fault in one.faults
+        if isinstance(fault, Strike) and len(one.faults) == 1
+    }
+
+
+def test_the_same_seed_gives_the_same_scenarios_and_another_one_others():
+    assert draw(ALL, 7) == draw(ALL, 7)
+    assert draw(ALL, 7) != draw(ALL, 8)
+
+
+@pytest.mark.parametrize("count", [1, 10, 40, ALL, 500])
+def test_as_many_are_drawn_as_asked_for_and_each_has_a_number_of_its_own(count):
+    scenarios = draw(count, 3)
+    assert sorted(one.number for one in scenarios) == list(range(count))
+
+
+def test_a_long_run_hits_everybody_in_every_way_in_every_phase():
+    found = struck(draw(ALL, 11))
+    # A stopped D engine that has not seen what landed is how that phase is held.
+    missing = {(p, w, b) for p in Phase for w in NODES_HIT for b in Blow} - found
+    assert missing == {(Phase.LANDED, Whom.D_ENGINE, Blow.STOP)}
+    assert {whom for _, whom, _ in found} == set(Whom)
+
+
+def test_a_long_run_pulls_the_cable_in_every_phase_and_pairs_faults():
+    scenarios = draw(ALL, 11)
+    assert {one.phase for one in scenarios if isinstance(one.faults[0], Cut)} == set(Phase)
+    assert sum(len(one.faults) == 2 for one in scenarios) >= ALL // 5
+
+
+def test_two_faults_of_a_scenario_never_hit_the_same_process():
+    for one in draw(500, 5):
+        hit = [fault.whom for fault in one.strikes]
+        assert len(hit) == len(set(hit))
+
+
+def test_a_short_run_hits_everybody():
+    assert {whom for _, whom, _ in struck(draw(40, 2))} == set(Whom)
+
+
+def test_casts_come_one_after_the_other_since_each_needs_processes_of_its_own():
+    casts = [one.cast for one in draw(ALL, 4)]
+    assert casts == sorted(casts, key=list(Cast).index)
