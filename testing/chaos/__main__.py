@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import secrets
+import shutil
 import sys
 import tempfile
 import time
@@ -20,11 +21,13 @@ from pathlib import Path
 
 from testing.chaos.account import Account
 from testing.chaos.actor import Actor
+from testing.chaos.points import strikes
 from testing.chaos.scenario import Scenario, draw
 from testing.chaos.stage import LEASE, Stage
 
 RESULTS = Path("chaos-results")
-SCENARIOS = 320
+LOGS = "logs"
+SCENARIOS = 360
 
 
 def say(text: str) -> None:
@@ -36,23 +39,32 @@ def run(scenarios: list[Scenario], seed: int, results: Path) -> Account:
     """Plays all of them, and writes the report."""
     account = Account(seed, LEASE)
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kvc") as folder:
-        stage = Stage(Path(folder))
-        try:
-            with stage:
-                actor = Actor(stage)
-                for scenario in scenarios:
-                    played = actor.play(scenario)
-                    account.played.append(played)
-                    wrong = played.judge(LEASE)
-                    told = "; ".join(wrong) if wrong else "ok"
-                    say(f"[{time.monotonic() - began:6.1f} s] {played.took:5.1f} s {scenario.name}: {told}")
-                    account.wrong_bytes = actor.books.wrong_bytes
-                    account.transfers, account.bytes = actor.books.moved
-                    write(account, results)
-        finally:
-            keep_logs(Path(folder), results / "logs")
+    left = list(scenarios)
+    while left:
+        with tempfile.TemporaryDirectory(prefix="kvc") as folder:
+            try:
+                play(left, account, Path(folder), began, results)
+            finally:
+                keep_logs(Path(folder), results / LOGS)
     return account
+
+
+def play(left: list[Scenario], account: Account, folder: Path, began: float, results: Path) -> None:
+    """Plays what is left, from the front, on one stage, until that is spoiled."""
+    transfers, moved, wrong_bytes = account.transfers, account.bytes, account.wrong_bytes
+    with Stage(folder) as stage:
+        actor = Actor(stage)
+        while left and not actor.lost:
+            scenario = left.pop(0)
+            played = actor.play(scenario)
+            account.played.append(played)
+            wrong = played.judge(LEASE)
+            told = "; ".join(wrong) if wrong else "ok"
+            say(f"[{time.monotonic() - began:6.1f} s] {played.took:5.1f} s {scenario.name}: {told}")
+            account.wrong_bytes = wrong_bytes + actor.books.wrong_bytes
+            account.transfers = transfers + actor.books.moved[0]
+            account.bytes = moved + actor.books.moved[1]
+            write(account, results)
 
 
 def write(account: Account, results: Path) -> None:
@@ -64,9 +76,8 @@ def write(account: Account, results: Path) -> None:
 
 def keep_logs(folder: Path, kept: Path) -> None:
     """Copies the logs of all processes to where the report is."""
-    kept.mkdir(parents=True, exist_ok=True)
-    for old in kept.glob("*.log"):
-        old.unlink()
+    kept = kept / str(len(list(kept.glob("*"))))  # one folder for each stage
+    kept.mkdir(parents=True)
     for log in [*folder.glob("*.log"), *folder.glob("engines/*.log")]:
         (kept / log.name).write_bytes(log.read_bytes())
 
@@ -77,14 +88,18 @@ def main() -> int:
     parser.add_argument("--scenarios", type=int, default=SCENARIOS)
     parser.add_argument("--seed", type=int, default=None, help="default: another one each time")
     parser.add_argument("--only", type=int, action="append", help="number of a scenario in that list")
+    parser.add_argument("--part", default="1/1", metavar="K/N", help="only each Nth, from the Kth on")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     if os.geteuid() != 0:
         parser.error("needs root: it makes network namespaces")
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed
-    scenarios = draw(options.scenarios, seed)
+    scenarios = draw(options.scenarios, seed, list(strikes()))
+    part, parts = (int(number) for number in options.part.split("/"))
+    scenarios = scenarios[part - 1 :: parts]
     if options.only:
         scenarios = [one for one in scenarios if one.number in options.only]
+    shutil.rmtree(options.results / LOGS, ignore_errors=True)
     say(f"{len(scenarios)} scenarios; SCENARIOS={options.scenarios} SEED={seed} plays them again")
     account = run(scenarios, seed, options.results)
     print(json.dumps(account.last_line()))

@@ -51,6 +51,8 @@ class Actor:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.books = Books(stage)
+        self.lost = False
+        """Something is left that a next scenario would suffer from: it needs another stage."""
 
     def play(self, scenario: Scenario) -> Played:
         """The scenario, and what became of it. Everything is up again afterwards, if anything can do that."""
@@ -61,9 +63,18 @@ class Actor:
             turn.play()
         except _TROUBLES as error:
             played.troubles.append(f"{type(error).__name__}: {error}")
-            turn.heal()
+            self._rescue(turn, played)
+        if played.leftovers:
+            self.lost = True
         played.took = time.monotonic() - began
         return played
+
+    def _rescue(self, turn: _Turn, played: Played) -> None:
+        try:
+            turn.heal()
+        except _TROUBLES as error:
+            played.troubles.append(f"and can't be healed: {type(error).__name__}: {error}")
+            self.lost = True
 
 
 class _Turn:
@@ -79,9 +90,12 @@ class _Turn:
         self._held: Held | None = None
         self._client: threading.Thread | None = None
         self._answered: list[list[int] | None] = []
-        self._doomed = {
-            ENGINES[s.whom] for s in scenario.strikes if s.whom in ENGINES and s.blow is not Blow.STOP
-        }
+        played.fired = self._blows.fired
+
+    @property
+    def _doomed(self) -> set[str]:
+        """Engines that were killed on purpose."""
+        return {name for whom, name in ENGINES.items() if self._blows.ended(whom)}
 
     # --- in order ----------------------------------------------------------------------------------------
 
@@ -178,7 +192,7 @@ class _Turn:
                 status = self._stage.status(MOVERS[mover])
                 if status is not None and status.ready and status.movers[0].restarts > restarts:
                     self._played.replaced = now - self._blows.at[0]
-            done = all(request.done() for _, request in open_requests)
+            done = all(request.done() for _, request in open_requests) and not self._blows.missed
             measured = (other is None or self._played.said is not None) and (
                 mover is None or self._played.replaced is not None or bool(self._scenario.faults[1:])
             )
@@ -186,6 +200,8 @@ class _Turn:
                 break
             time.sleep(0.01)
         self._blows.undo_all()
+        self._stage.board.clear()
+        last = max(self._blows.at)
         if other is not None and self._played.said is None:
             self._played.troubles.append(f"node {other} never heard")
         for name, request in open_requests:
@@ -269,8 +285,7 @@ class _Turn:
             if not node.running:
                 node.launch()
         for name in list(stage.engines):
-            struck = any(self._blows.ended(whom) for whom, engine in ENGINES.items() if engine == name)
-            if struck or not stage.alive(name):
+            if name in self._doomed or not stage.alive(name):
                 stage.bury(name)
                 stage.begin(name)
         for name, node in stage.nodes.items():

@@ -11,10 +11,20 @@ from pathlib import Path
 
 from testing.chaos.scenario import Blow, Cut, Fault, Point, Scenario, Strike, Whom
 from testing.chaos.stage import RANKS, D, P, Stage, wait_for
+from testing.faults.rules import Act, Rule
 
 SIGNALS = {Blow.KILL: signal.SIGKILL, Blow.TERM: signal.SIGTERM, Blow.STOP: signal.SIGSTOP}
 ENGINES = {Whom.P_ENGINE: P, Whom.D_ENGINE: D, Whom.RANK: RANKS}
 """Whose engine is hit, or one of its ranks."""
+_EXITS = {
+    ("client", "p"): Whom.P_ENGINE,
+    ("client", "d"): Whom.D_ENGINE,
+    ("daemon", "p"): Whom.P_DAEMON,
+    ("daemon", "d"): Whom.D_DAEMON,
+    ("mover", "p"): Whom.P_MOVER,
+    ("mover", "d"): Whom.D_MOVER,
+}
+"""Who dies where a fault point ends its process."""
 SEEN = 2.0
 """Seconds within which a signal must have worked."""
 
@@ -32,6 +42,7 @@ class Blows:
         self.at_unix_ns = 0
         """When the first happened."""
         self._ended: set[Whom] = set()
+        self._awaited: dict[str, Point] = {}
 
     def strike(self, fault: Fault) -> None:
         """Carries one out; returns once it shows."""
@@ -44,9 +55,28 @@ class Blows:
                 self._stage.link.up(False)
                 self._undo.append((now + seconds, "link up", lambda: self._stage.link.up(True)))
             case Point():
-                raise NotImplementedError(f"{fault}: the processes of this stage have no fault points")
+                rule = rule_of(fault)
+                self._stage.board.set([rule])
+                self._awaited[rule.id] = fault
+                if fault.act == "hang":
+                    self._undo.append((now + fault.seconds, "a hang ends", self._stage.board.clear))
         self.at.append(now)
-        self.fired.append(str(fault))
+        if not isinstance(fault, Point):
+            self.fired.append(str(fault))
+
+    @property
+    def missed(self) -> bool:
+        """Whether a fault point has not been come by yet. One that has been counts as fired from then on."""
+        for firing in self._stage.board.record if self._awaited else ():
+            fault = self._awaited.pop(firing.rule, None)
+            if fault is None:
+                continue
+            self.fired.append(str(fault))
+            # What came of it came after it.
+            self.at.append(time.monotonic() - max(0.0, time.time() - firing.time))
+            if fault.act == "exit":
+                self._ended.add(_EXITS[fault.process, fault.node])
+        return bool(self._awaited)
 
     def _signal(self, strike: Strike) -> None:
         number = SIGNALS[strike.blow]
@@ -97,6 +127,20 @@ class Blows:
         for _, _, undo in self._undo:
             undo()
         self._undo.clear()
+
+
+def rule_of(point: Point) -> Rule:
+    """A fault as the board has it."""
+    return Rule(
+        point=point.point,
+        act=Act(point.act),
+        when=point.when,
+        nth=point.nth,
+        times=point.times,
+        seconds=point.seconds,
+        process=point.process,
+        node=point.node,
+    )
 
 
 def state(pid: int) -> str:

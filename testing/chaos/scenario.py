@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any
 
 
 class Phase(Enum):
@@ -159,8 +158,8 @@ SHORT, LONG = 0.5, 4.0
 """Seconds of a stop or a cut that nobody need notice, and of one that is longer than every silence."""
 
 
-def catalogue(points: Iterable[Mapping[str, Any]] = ()) -> list[Scenario]:
-    """Everything with one fault, numbered from 0. `points` are the fault points, as Point's fields."""
+def catalogue(points: Iterable[tuple[Phase, Point]] = ()) -> list[Scenario]:
+    """Everything with one fault, numbered from 0, at these fault points too."""
     found: list[tuple[Cast, Phase, Fault]] = []
     for phase, whom, blow in itertools.product(Phase, NODES_HIT, Blow):
         if phase is Phase.LANDED and whom is Whom.D_ENGINE and blow is Blow.STOP:
@@ -179,8 +178,7 @@ def catalogue(points: Iterable[Mapping[str, Any]] = ()) -> list[Scenario]:
     for phase in (Phase.BETWEEN, Phase.POSTING):
         found.append((Cast.RANKS, phase, Strike(Whom.P_DAEMON, Blow.KILL)))
         found.append((Cast.RANKS, phase, Strike(Whom.P_MOVER, Blow.KILL)))
-    for point in points:
-        found.append((Cast.PAIR, Phase.QUEUED, Point(**point)))
+    found += [(Cast.PAIR, phase, point) for phase, point in points]
     return [Scenario(number, cast, phase, (fault,)) for number, (cast, phase, fault) in enumerate(found)]
 
 
@@ -195,7 +193,7 @@ def watched(number: int) -> Iterator[Scenario]:
         number += 1
 
 
-def draw(count: int, seed: int, points: Sequence[Mapping[str, Any]] = ()) -> list[Scenario]:
+def draw(count: int, seed: int, points: Sequence[tuple[Phase, Point]] = ()) -> list[Scenario]:
     """`count` scenarios: first one of each kind, then all others in turn, then pairs of faults.
 
     The same for the same arguments. They come in the order of their casts.
@@ -223,7 +221,7 @@ def draw(count: int, seed: int, points: Sequence[Mapping[str, Any]] = ()) -> lis
 
 def _kind(scenario: Scenario) -> str:
     fault = scenario.faults[0]
-    return f"{scenario.cast.value} {fault}" if isinstance(fault, Strike | Point) else f"{fault}"
+    return fault.act if isinstance(fault, Point) else f"{scenario.cast.value} {fault}"
 
 
 def _pairs(chance: random.Random, single: Sequence[Scenario], count: int, number: int) -> Iterator[Scenario]:

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ import grpc
 from kvpush_client._proto import admin_pb2
 from testing import engines, netns
 from testing.chaos.http_front import HttpFront
-from testing.chaos.scenario import Cast, Whom
+from testing.chaos.scenario import Whom
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import Engine, EngineFailed, Harness, Request
 from testing.engines import DECODE, PREFILL, START, coordinates, prompt
+from testing.faults.board import Board
 from testing.node import Node, free_port
 
 CHUNK = 64
@@ -33,6 +34,7 @@ LEASE = 5.0
 SILENCE = 3.0
 """Seconds after which a link, or a mover, that says nothing counts as dead."""
 P, D, RANKS = "P", "D", "R"
+CONNECTOR = "testing.faults.connector:FaultyConnector"
 BESIDE_RATE = 30_000_000
 """Bytes a second between P's node and the third one."""
 CALM: dict[str, Any] = {
@@ -62,14 +64,15 @@ class Legs:
 class Stage:
     """Starts everything, keeps it up, and starts again what was killed. Use it as a context; needs root."""
 
-    def __init__(self, folder: Path, casts: Sequence[Cast] = (Cast.PAIR,)) -> None:
-        """`folder` gets logs and sockets: a short path."""
+    def __init__(self, folder: Path, harness: Harness | None = None) -> None:
+        """`folder` gets logs and sockets: a short path. Engines are forked of `harness`, if there is one."""
         self.folder = folder
+        self.board = Board(folder / "board")
         self.link = netns.Link(f"kvc{os.getpid()}")
         self._stack = contextlib.ExitStack()
         self._stack.callback(self.link.close)
         self._model = checkpoint.write(folder / "model", checkpoint.Geometry())
-        self._harness = self._stack.enter_context(Harness(folder / "engines"))
+        self._harness = harness or self._stack.enter_context(Harness(folder / "engines"))
         self.nodes = {
             "p": self._node("p", 0),
             "d": self._node("d", 1),
@@ -82,7 +85,6 @@ class Stage:
         self.router: subprocess.Popen[bytes] | None = None
         self.front: HttpFront | None = None
         self.router_port = 0
-        self._casts = casts
 
     def _node(self, name: str, end: int) -> Node:
         node = Node(
@@ -90,6 +92,7 @@ class Stage:
             self.folder,
             namespace=self.link.names[end],
             peer_host="0.0.0.0",
+            board=self.board,
             advertised_host=self.link.hosts[end],
             **CALM,
         )
@@ -139,6 +142,8 @@ class Stage:
             node,
             self._model,
             lease=LEASE,
+            connector=CONNECTOR,
+            env=self.board.environment("d" if name == D else "p"),
             max_num_batched_tokens=CHUNK,
             tensor_parallel_size=2 if name == RANKS else 1,
         )

@@ -92,12 +92,12 @@ class Driver:
     def _begin(self, ask: Ask) -> None:
         receiver = MORTAL if self.mortal_lives and ask.number % MORTAL_SHARE == 0 else D
         one = Open(ask, receiver, self._fleet.new_transfer(), time.monotonic())
+        self._open.append(one)
         if ask.d_first and not ask.in_turn:
             self._send_d(one)
         one.p = self._fleet.engines[P].submit(ask.tokens, 1, self._fleet.params_for_p(one.transfer_id))
         if not ask.d_first and not ask.in_turn:
             self._send_d(one)
-        self._open.append(one)
 
     def _send_d(self, one: Open) -> None:
         params = self._fleet.params_for_d(one.transfer_id)

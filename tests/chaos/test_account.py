@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an account holds against a scenario."""
+
+from __future__ import annotations
+
+import pytest
+
+from testing.chaos.account import Account, End, Played
+from testing.chaos.holds import Sight
+from testing.chaos.scenario import Blow, Cast, Cut, Phase, Scenario, Strike, Whom
+
+LEASE = 5.0
+KILL = Strike(Whom.D_DAEMON, Blow.KILL)
+
+
+def played(*faults, **seen):
+    scenario = Scenario(0, Cast.PAIR, Phase.SEALED, faults or (KILL,))
+    fired = [str(fault) for fault in scenario.faults]
+    return Played(scenario, **{"fired": fired, "ends": [End("D", 0.1, "length")], **seen})
+
+
+def test_what_went_as_promised_is_well():
+    one = played(said=0.1, registered=1.5, replaced=0.6, undisturbed=0.97)
+    assert one.judge(LEASE) == []
+    assert Account(1, LEASE, [one]).well
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"fired": []},
+        {"ends": [End("D", LEASE + 1.5, "length")]},
+        {"deaths": ["P"]},
+        {"leftovers": ["D has 3 free of 9 blocks"]},
+        {"troubles": ["D said [1], not [2]"]},
+        {"said": 1.2},
+        {"registered": 2.5},
+        {"replaced": 1.1},
+        {"undisturbed": 0.9},
+    ],
+    ids=lambda seen: next(iter(seen)),
+)
+def test_what_did_not_fails_and_is_counted(seen):
+    one = played(**seen)
+    assert len(one.judge(LEASE)) == 1
+    account = Account(1, LEASE, [one, played()])
+    assert not account.well
+    assert [failed["scenario"] for failed in account.last_line()["failed"]] == [one.scenario.name]
+
+
+def test_two_faults_may_hide_each_other_but_neither_ends_nor_bytes():
+    assert played(KILL, Cut(1.0), said=3.0).judge(LEASE) == []
+    assert played(KILL, Cut(1.0), ends=[End("D", 9.0, "length")]).judge(LEASE)
+
+
+def test_wrong_bytes_fail_a_run_whatever_its_scenarios_say():
+    assert not Account(1, LEASE, [played()], wrong_bytes=1).well
+
+
+def test_a_phase_that_needs_bytes_in_flight_does_not_count_without():
+    assert Sight(Phase.SEALED, bytes=0, writes=3).trouble
+    assert Sight(Phase.SEALED, bytes=9, writes=0).trouble
+    assert Sight(Phase.BETWEEN, bytes=0).trouble
+    assert not Sight(Phase.BETWEEN, bytes=9).trouble
+    assert not Sight(Phase.QUEUED).trouble
+
+
+def test_faults_are_counted_by_the_phase_that_they_struck():
+    account = Account(1, LEASE, [played(), played(KILL, Cut(1.0))])
+    assert account.last_line()["faults_fired_by_phase"] == {"sealed": 3}
+
+
+def test_the_report_has_a_row_for_each_figure_and_names_what_failed():
+    text = Account(1, LEASE, [played(said=0.25), played(deaths=["P"])]).markdown()
+    assert "| the other side heard of a death, s | 1 | 0.250 | 1 |" in text
+    assert "P died" in text
