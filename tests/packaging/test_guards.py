@@ -64,4 +64,5 @@ def test_a_missing_guard_is_noticed_and_a_change_that_matters_to_nobody_is_not(
     words = Guard("core", "words", (), "kvpushd/core/plan.py", "runs merged", "runs joined", guards[1].tests)
     broken = Guard("core", "broken", (), "kvpushd/core/plan.py", "def plan(", "def plans(", guards[1].tests)
     assert set(trial.caught(tree, words).values()) == {Outcome.PASSED}
-    assert set(trial.caught(tree, broken).values()) == {Outcome.BROKEN}
+    # Where it can't even be imported, there is no test that could say anything.
+    assert set(trial.caught(tree, broken).values()) <= {Outcome.BROKEN, Outcome.ABSENT}
