@@ -22,7 +22,7 @@ from kvpushd.core.plan import plan
 from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
-from kvpushd.mover.attention import WAITS, Attention
+from kvpushd.mover.attention import Attention, Rest, longest_wait
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Carrier, Completion, Region, Transport, Write
 from kvpushd.rpc import wire
 
@@ -73,18 +73,35 @@ class Mover:
         self._writes: dict[int, _Posted] = {}
         self._sparse: deque[_Pool] = deque()
         self._attention = Attention.IDLE
+        self._rest = Rest()
         self._rounds = 0
         self._landed_bytes = 0
         self._last_beat = 0.0
 
     @property
+    def bell(self) -> int | None:
+        """The transport's, see there."""
+        return self._transport.bell
+
+    @property
+    def rest(self) -> float:
+        """Seconds to rest before the next round where the bell rang for the last one."""
+        return 0.0 if self._busy else self._rest.seconds
+
+    @property
     def wait(self) -> float:
-        """Seconds until the next round is due; 0 = at once."""
-        if self._local.in_flight or (self._sparse and not self._writes):
+        """Seconds until the next round is due where nothing comes; 0 = at once."""
+        if self._busy:
             return 0.0
+        # A sender's bell does not ring for all that it has to do: UCX queues what a socket did not take.
         if self._outgoing.in_flight:
-            return WAITS[Attention.FILLING]
-        return WAITS[self._attention]
+            return longest_wait(Attention.FILLING, bell=False)
+        return longest_wait(self._attention, self.bell is not None)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there is work of its own to do."""
+        return bool(self._local.in_flight or (self._sparse and not self._writes))
 
     def ready(self) -> mover_pb2.MoverReport:
         """What is said once, first."""
@@ -120,6 +137,7 @@ class Mover:
         """One round: progress for writes and inlets, and what came of it."""
         self._rounds += 1
         reports: Reports = []
+        begun = time.monotonic()
         for carrier in (self._local, self._outgoing):
             for completion in carrier.poll():
                 reports.extend(self._ended(completion))
@@ -127,6 +145,7 @@ class Mover:
         if self._sparse and not self._writes:
             self._populate(self._sparse[0])
         now = time.monotonic()
+        self._rest.after(now - begun)
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
             beat = mover_pb2.MoverBeat(rounds=self._rounds, bytes=self._landed_bytes)

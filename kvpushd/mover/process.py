@@ -27,8 +27,6 @@ FAULTS = ("corrupt-writes",)
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
-# Below this a wait is a nap: poll(2) counts in milliseconds.
-_NAP = 0.001
 
 
 def main(
@@ -60,18 +58,27 @@ def main(
 
 def serve(link: Link, mover: Mover) -> None:
     """Goes round until StopMover. Raises LinkClosed where the other end closed."""
-    poller = select.poll()
-    poller.register(link, select.POLLIN)
-    link.send(mover.ready().SerializeToString())
-    waiting_to_send = False
+    with select.epoll() as events:
+        events.register(link, select.EPOLLIN)
+        if mover.bell is not None:
+            events.register(mover.bell, select.EPOLLIN)
+        link.send(mover.ready().SerializeToString())
+        _rounds(link, mover, events)
+
+
+def _rounds(link: Link, mover: Mover, events: select.epoll) -> None:
+    waiting_to_send = rang = False
     while True:
         if link.pending != waiting_to_send:
             waiting_to_send = link.pending
-            poller.modify(link, select.POLLIN | (select.POLLOUT if waiting_to_send else 0))
-        wait = mover.wait
-        if 0 < wait < _NAP:
-            time.sleep(wait)
-        if poller.poll(0 if wait < _NAP else wait * 1000):
+            events.modify(link, select.EPOLLIN | (select.EPOLLOUT if waiting_to_send else 0))
+        if rang:
+            time.sleep(mover.rest)
+        # By select(2), since epoll_wait(2) counts in milliseconds.
+        select.select([events], [], [], mover.wait)
+        ready = {descriptor for descriptor, _ in events.poll(0)}
+        rang = mover.bell in ready
+        if link.fileno() in ready:
             link.flush()
             for message in link.receive():
                 command = mover_pb2.MoverCommand.FromString(message)

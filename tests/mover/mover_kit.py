@@ -105,9 +105,9 @@ class Way:
         return ended
 
     async def flood(self) -> list[asyncio.Future[WriteEnded]]:
-        """Four writes of the whole pool, of which the first bytes have come and the last have not."""
+        """Sixteen writes of the whole pool, of which the first bytes have come and the last have not."""
         every = list(range(self.cut.blocks))
-        writes = [self.post(every, every) for _ in range(4)]
+        writes = [self.post(every, every) for _ in range(16)]
         await eventually(lambda: any(self.target.view[:64]))
         return writes
 

@@ -16,6 +16,7 @@ from mover_kit import DEADLINE, Way, cells, eventually, layout, movers, pool, so
 
 from kvpush_client.events import Reason
 from kvpushd.errors import MoverDied
+from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import MoverSettings
 from kvpushd.mover.handle import MoverHandle
 from kvpushd.mover.transport.fake import FakeFabric
@@ -92,6 +93,55 @@ def test_a_write_of_a_hundred_thousand_blocks_passes() -> None:
             ended = await it.write(range(cut.blocks), order)
             assert (ended.fault, ended.bytes) == (None, cut.pool_bytes)
             assert np.array_equal(cells(it.target, cut)[:, order], cells(it.source, cut))
+
+    asyncio.run(scene())
+
+
+def test_bytes_that_come_wake_a_mover_that_expects_none() -> None:
+    async def scene() -> None:
+        async with way("nixl") as it:
+            it.receiver.attend(Attention.IDLE)
+
+            async def one_after_another() -> None:
+                # More than an idle mover's own rounds would let in before the deadline.
+                for _ in range(400):
+                    assert (await it.post([1], [1])).fault is None
+
+            await soon(one_after_another())
+
+    asyncio.run(scene())
+
+
+def test_a_mover_that_is_flooded_with_small_runs_still_hears_its_commands() -> None:
+    async def scene() -> None:
+        cut = layout(blocks=8192, cell_bytes=1024, layers=1)
+        fabric = FakeFabric()
+        async with way("nixl", cut) as it, movers("nixl", 1, fabric) as (other,):
+            await soon(other.map_pool(b"source", it.source.fd, cut))
+            beside = Way(other, it.receiver, it.source, it.target, cut, fabric, it.numbers)
+            beside.outlet = await it.connect(other)
+            order = np.random.default_rng(5).permutation(cut.blocks)
+            landed, over = 0, False
+
+            async def flood(by: Way, part: np.ndarray) -> None:
+                nonlocal landed
+                while not over:
+                    ended = await by.write(range(len(part)), part)
+                    assert ended.fault is None
+                    landed += 1
+
+            parts = np.array_split(order, 4)
+            floods = [asyncio.ensure_future(flood(by, part)) for by in (it, beside) for part in parts]
+            meanwhile = []
+            for number in range(20):
+                before = landed
+                await soon(it.receiver.unmap_pool(b"unknown %d" % number))
+                meanwhile.append(landed - before)
+            over = True
+            await soon(asyncio.gather(*floods))
+            assert landed > 0
+            # Of eight writes that are in flight at a time: without a pause between them it would be dozens.
+            assert np.median(meanwhile) < 8
 
     asyncio.run(scene())
 

@@ -133,3 +133,11 @@ class Transport(Carrier, Protocol):
     def progress(self) -> None:
         """Takes in what comes through the inlets."""
         ...
+
+    @property
+    def bell(self) -> int | None:
+        """A descriptor that is readable while something has come that `progress` or `poll` would take in.
+
+        None where the fabric has no such thing. It may ring for nothing, and need not ring for everything.
+        """
+        ...

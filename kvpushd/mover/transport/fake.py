@@ -174,6 +174,11 @@ class FakeTransport:
     def progress(self) -> None:
         """Nothing to do: the sender's poll lands."""
 
+    @property
+    def bell(self) -> int | None:
+        """None."""
+        return None
+
     def close(self) -> None:
         """Fences its inlets, forgets the rest."""
         for inlet_id in list(self._inlets):

@@ -13,6 +13,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import select
+import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,11 +25,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpush_client.events import Fault, Reason
+from kvpushd.core.runs import Runs
 from kvpushd.errors import ConfigError, Invalid, TransportFailed
 from kvpushd.mover.transport.base import Completion, Region, Write
 
 PACKAGES = ("nixl_cu13", "nixl_cu12")
 _DRAM = "DRAM"
+
+PART_RUNS = 2048
+"""Runs under way at a time to one outlet, of one write.
+
+NIXL's progress goes on as long as there is more to take in. Where a receiver is slower than its sender, as
+with runs of 4 KiB, it does not come back while bytes come: two senders kept a mover from its commands, beats
+and fences for seconds. At the end of a part there is nothing to take in until the sender has heard so."""
+SLICE_SECONDS = 0.005
+"""For which a poll goes on to begin what is next, where all ends at once."""
 
 
 @dataclass(slots=True)
@@ -34,17 +48,21 @@ class _Outlet:
 
     agent: str
     addresses: dict[bytes, int]
-    writes: int = 0
+    writes: deque[int] = field(default_factory=deque)
+    """The first of them is under way, the others wait for it."""
     closing: bool = False
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """A posted write, and what must live until it is terminal."""
+    """A posted write: what of it is to be begun, what is under way, and what must live meanwhile."""
 
     outlet_id: int
-    transfer: Any
-    lists: tuple[Any, Any]
+    source: int
+    target: int
+    parts: deque[Runs]
+    transfer: Any = None
+    lists: tuple[Any, ...] = ()
 
 
 @dataclass(slots=True)
@@ -64,6 +82,7 @@ class NixlTransport:
         Raises ConfigError where NIXL is not installed, or UCX can't begin with its settings.
         """
         self._nixl = _package()
+        self._bell = select.epoll()
         bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
         # NIXL's exceptions have no base but Exception.
         self._errors: tuple[type[Exception], ...] = tuple(
@@ -81,7 +100,7 @@ class NixlTransport:
         self._inlets: dict[int, _Inlet] = {}
         self._outlets: dict[int, _Outlet] = {}
         self._writes: dict[int, _InFlight] = {}
-        self._failed: list[Completion] = []
+        self._ended: list[Completion] = []
 
     def register(self, region: Region) -> None:
         """Registers a pool with the sending agent."""
@@ -139,16 +158,12 @@ class NixlTransport:
         if outlet is None:
             return
         outlet.closing = True
-        if outlet.writes == 0:
+        if not outlet.writes:
             del self._outlets[outlet_id]
             self._forget(outlet.agent)
 
     def post(self, write: Write) -> None:
-        """Prepares the runs on both sides and begins the WRITE.
-
-        Lists made for this write alone: 0.1 ms for hundreds of runs, 3 ms for 131k. Prepared ones, kept per
-        pool, would save that only where all runs have one length, which merging undoes.
-        """
+        """Begins the write, or lets it wait for those to the same outlet that were posted before it."""
         outlet = self._outlets.get(write.outlet_id)
         if outlet is None or outlet.closing:
             raise Invalid(f"outlet {write.outlet_id} is not open: open it before writing")
@@ -160,42 +175,25 @@ class NixlTransport:
             raise Invalid(f"pool {write.target_pool.hex()} is not behind outlet {write.outlet_id}")
         source = self._sources[write.source_pool][0].address
         target = outlet.addresses[write.target_pool]
-        runs = write.runs
-        index = np.arange(len(runs.length), dtype=np.int32)
-        try:
-            near = self._sender.prep_xfer_dlist("", _rows(runs.source + source, runs.length), _DRAM)
-            far = self._sender.prep_xfer_dlist(outlet.agent, _rows(runs.target + target, runs.length), _DRAM)
-            transfer = self._sender.make_prepped_xfer("WRITE", near, index, far, index)
-            self._sender.transfer(transfer)
-        except self._errors as error:
-            self._failed.append(_failed(write.write_id, outlet.agent, error))
-            return
-        outlet.writes += 1
-        self._writes[write.write_id] = _InFlight(write.outlet_id, transfer, (near, far))
+        self._writes[write.write_id] = _InFlight(write.outlet_id, source, target, _parts(write.runs))
+        outlet.writes.append(write.write_id)
+        if len(outlet.writes) == 1:
+            self._begin(outlet)
 
     def poll(self) -> list[Completion]:
-        """Asks after each write in flight, 3 us each, which is also what makes progress with them."""
-        done, self._failed = self._failed, []
-        for write_id, flight in list(self._writes.items()):
-            outlet = self._outlets[flight.outlet_id]
-            try:
-                if self._sender.check_xfer_state(flight.transfer) == "PROC":
-                    continue
-                completion = Completion(write_id)
-            except self._errors as error:
-                completion = _failed(write_id, outlet.agent, error)
-            del self._writes[write_id]
-            self._release(flight)
-            done.append(completion)
-            outlet.writes -= 1
-            if outlet.closing:
-                self.close_outlet(flight.outlet_id)
+        """Asks after each write that is under way, 3 us each, which is also what makes progress with them."""
+        until = time.monotonic() + SLICE_SECONDS
+        for outlet in list(self._outlets.values()):
+            # CMA copies as it begins: what was just begun has ended.
+            while self._moved_on(outlet) and time.monotonic() < until:
+                continue
+        done, self._ended = self._ended, []
         return done
 
     @property
     def in_flight(self) -> int:
         """Writes whose completion has not been given out."""
-        return len(self._writes) + len(self._failed)
+        return len(self._writes) + len(self._ended)
 
     def progress(self) -> None:
         """Lets each agent take in what has come, 3 us each."""
@@ -210,9 +208,74 @@ class NixlTransport:
         self._outlets.clear()
         self._sources.clear()
         del self._sender
+        self._bell.close()
+
+    @property
+    def bell(self) -> int | None:
+        """Readable while a TCP connection of an agent's is.
+
+        NIXL has no call that waits. But an agent's UCX watches its connections by an epoll descriptor, level
+        triggered, and such a descriptor can itself be waited for. Other fabrics than TCP don't ring it.
+        """
+        return self._bell.fileno()
 
     def _make_agent(self, name: str) -> Any:
-        return self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
+        before = _epolls()
+        agent = self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
+        for descriptor in _epolls() - before:
+            # It leaves by itself when the agent closes it.
+            self._bell.register(descriptor, select.EPOLLIN)
+        return agent
+
+    def _moved_on(self, outlet: _Outlet) -> bool:
+        """Whether what is under way to an outlet was found to have ended; begins what comes next."""
+        if not outlet.writes:
+            return False
+        write_id = outlet.writes[0]
+        flight = self._writes[write_id]
+        try:
+            if self._sender.check_xfer_state(flight.transfer) == "PROC":
+                return False
+        except self._errors as error:
+            self._end(outlet, _failed(write_id, outlet.agent, error))
+        else:
+            self._release(flight)
+            if not flight.parts:
+                self._end(outlet, Completion(write_id))
+        self._begin(outlet)
+        return True
+
+    def _begin(self, outlet: _Outlet) -> None:
+        """Begins the next part of an outlet's first write. Where it can't be, that write ends.
+
+        Lists made for this part alone: 0.1 ms for hundreds of runs. Prepared ones, kept per pool, would save
+        that only where all runs have one length, which merging undoes.
+        """
+        while outlet.writes:
+            write_id = outlet.writes[0]
+            flight = self._writes[write_id]
+            runs = flight.parts.popleft()
+            index = np.arange(len(runs.length), dtype=np.int32)
+            near_rows = _rows(runs.source + flight.source, runs.length)
+            far_rows = _rows(runs.target + flight.target, runs.length)
+            try:
+                near = self._sender.prep_xfer_dlist("", near_rows, _DRAM)
+                far = self._sender.prep_xfer_dlist(outlet.agent, far_rows, _DRAM)
+                flight.transfer = self._sender.make_prepped_xfer("WRITE", near, index, far, index)
+                flight.lists = (near, far)
+                self._sender.transfer(flight.transfer)
+            except self._errors as error:
+                self._end(outlet, _failed(write_id, outlet.agent, error))
+            else:
+                return
+
+    def _end(self, outlet: _Outlet, completion: Completion) -> None:
+        """Takes an outlet's first write out, and gives its completion to the next poll."""
+        flight = self._writes.pop(outlet.writes.popleft())
+        self._release(flight)
+        self._ended.append(completion)
+        if outlet.closing:
+            self.close_outlet(flight.outlet_id)
 
     def _register(self, agent: Any, region: Region) -> Any:
         return agent.register_memory([(region.address, region.nbytes, 0, "")], _DRAM)
@@ -225,12 +288,14 @@ class NixlTransport:
             return
 
     def _release(self, flight: _InFlight) -> None:
-        for release in (flight.transfer.release, *(handle.release for handle in flight.lists)):
+        for handle in (flight.transfer, *flight.lists):
             try:
-                release()
+                if handle is not None:
+                    handle.release()
             except self._errors:
                 # The connection broke, and the agent holds on to the handle until it is destroyed.
                 continue
+        flight.transfer, flight.lists = None, ()
 
 
 def _package() -> Any:
@@ -238,6 +303,26 @@ def _package() -> Any:
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name)
     raise ConfigError(f"NIXL is not installed, expected one of {', '.join(PACKAGES)}: pip install nixl")
+
+
+def _epolls() -> set[int]:
+    """The process's epoll descriptors."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                found.add(int(name))
+        except FileNotFoundError:
+            continue  # the listing's own
+    return found
+
+
+def _parts(runs: Runs) -> deque[Runs]:
+    """Cuts a write into what is under way at a time."""
+    return deque(
+        Runs(runs.source[i : i + PART_RUNS], runs.target[i : i + PART_RUNS], runs.length[i : i + PART_RUNS])
+        for i in range(0, len(runs.length), PART_RUNS)
+    )
 
 
 def _rows(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
