@@ -25,6 +25,7 @@ from benchmarks.engine.part import EnginePart
 from benchmarks.report import machine, tables
 from benchmarks.report.record import Record
 from benchmarks.report.values import Job, Part
+from benchmarks.wire.part import WirePart
 
 FULL_ROUNDS = 8
 QUICK_ROUNDS = 3
@@ -32,7 +33,7 @@ QUICK_ROUNDS = 3
 
 def parts() -> list[Part]:
     """All parts, in the order in which they run."""
-    return [ControlPart(), EnginePart()]
+    return [WirePart(), ControlPart(), EnginePart()]
 
 
 def main() -> int:

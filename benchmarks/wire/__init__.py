@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The wire part: bytes per second, and what a gigabyte costs in CPU."""
