@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.wire.case import POOL_BYTES, TRANSPORTS, Case
+from benchmarks.wire.case import RUNS, TRANSPORTS, Case
 from benchmarks.wire.child import Child, WrongBytes
 
 
@@ -76,7 +76,7 @@ class Nixl:
         self._sender.ask("meet", **self._receiver.ask("introduce"))
         for setting in SETTINGS:
             # The first write of an agent connects it.
-            self.write(Case(transport, "contiguous", POOL_BYTES), setting)
+            self.write(Case(transport, "contiguous", RUNS[-1]), setting)
 
     @property
     def pids(self) -> Sequence[int]:
