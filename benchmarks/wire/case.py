@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 POOL_BYTES = 128 << 20
-NEIGHBOURS = 4 << 20
-"""Runs that can be merged are shuffled within so many bytes, as a block allocator hands them out."""
+NEIGHBOURS = 256 << 10
+"""Runs that can be merged are shuffled within so many bytes, or four of them: so that a transfer that is cut
+somewhere still merges."""
 
 Shape = Literal["contiguous", "mergeable", "fragmented"]
 TRANSPORTS = {"tcp": "tcp,self", "cma": "all"}
@@ -64,7 +65,7 @@ def places(shape: Shape, run: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     order = np.arange(count, dtype=np.int64)
     random = np.random.default_rng(11)
     if shape == "mergeable":
-        group = max(NEIGHBOURS // run, 1)
+        group = max(NEIGHBOURS // run, 4)
         order = random.permuted(order.reshape(-1, group), axis=1).reshape(-1)
     if shape == "fragmented":
         return order, random.permutation(order)

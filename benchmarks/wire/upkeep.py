@@ -42,7 +42,7 @@ def measure(job: Job) -> Upkeep:
     with _connected(job.folder) as node:
         pids = (node.pid, node.mover_pid)
         # The timers of what has just ended: idle means that nothing was asked for a while.
-        time.sleep(3)
+        time.sleep(6)
         for count in range(job.rounds):
             before, begun = cpu_seconds(pids), time.monotonic()
             time.sleep(1.0 if job.quick else 2.0)

@@ -20,6 +20,10 @@ _RUNG = {Attention.IDLE: 0.25, Attention.EXPECTING: 0.01, Attention.FILLING: 0.0
 # Without a bell the mover has to look.
 _SILENT = {Attention.IDLE: 0.25, Attention.EXPECTING: 0.001, Attention.FILLING: 0.00025}
 
+SENDING = 0.0005
+"""The same while writes are under way: the bell does not ring for all that a sender has to do, since UCX
+queues what a socket did not take."""
+
 
 def longest_wait(attention: Attention, bell: bool) -> float:
     """Seconds until the next round is due at a level, where there is a bell or none."""

@@ -22,7 +22,7 @@ from kvpushd.core.plan import plan
 from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
-from kvpushd.mover.attention import Attention, Rest, longest_wait
+from kvpushd.mover.attention import SENDING, Attention, Rest, longest_wait
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Carrier, Completion, Region, Transport, Write
 from kvpushd.rpc import wire
 
@@ -74,6 +74,7 @@ class Mover:
         self._sparse: deque[_Pool] = deque()
         self._attention = Attention.IDLE
         self._rest = Rest()
+        self._ended_some = False
         self._rounds = 0
         self._landed_bytes = 0
         self._last_beat = 0.0
@@ -86,16 +87,16 @@ class Mover:
     @property
     def rest(self) -> float:
         """Seconds to rest before the next round where the bell rang for the last one."""
-        return 0.0 if self._busy else self._rest.seconds
+        # Not where it only sends: a socket that was full rings once a third of it is free, and not before.
+        return 0.0 if self._busy or self._attention is not Attention.FILLING else self._rest.seconds
 
     @property
     def wait(self) -> float:
         """Seconds until the next round is due where nothing comes; 0 = at once."""
         if self._busy:
             return 0.0
-        # A sender's bell does not ring for all that it has to do: UCX queues what a socket did not take.
         if self._outgoing.in_flight:
-            return longest_wait(Attention.FILLING, bell=False)
+            return 0.0 if self._ended_some else SENDING
         return longest_wait(self._attention, self.bell is not None)
 
     @property
@@ -138,9 +139,11 @@ class Mover:
         self._rounds += 1
         reports: Reports = []
         begun = time.monotonic()
-        for carrier in (self._local, self._outgoing):
-            for completion in carrier.poll():
-                reports.extend(self._ended(completion))
+        ended = [completion for carrier in (self._local, self._outgoing) for completion in carrier.poll()]
+        for completion in ended:
+            reports.extend(self._ended(completion))
+        # What was begun in its place may have ended as it began.
+        self._ended_some = bool(ended)
         self._transport.progress()
         if self._sparse and not self._writes:
             self._populate(self._sparse[0])
