@@ -70,8 +70,8 @@ class Session:
     handoffs, come when nothing can touch the blocks any more: when the daemon and its movers are dead, or
     when a daemon welcomes this launch again. What is posted while the daemon is away ends at once.
 
-    A worker's session opens no halves: it passes on what the daemon says of its engine's halves as it
-    comes, and after Disconnected nothing more is said of them.
+    A worker's session opens no halves: it passes on ends of its engine's reservations and what was rejected
+    as they come, and after Disconnected nothing more is said of them.
 
     Methods may be called from any thread. A session does not survive fork(): start it after the engine
     has forked, in the process that uses it; a child that inherits a started one must not touch it.

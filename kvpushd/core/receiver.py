@@ -278,7 +278,7 @@ class Receiver:
         """Applies a word about a part; False where it changes nothing."""
         heard = half.hear(link, word)
         if heard:
-            self._halves.watch(half)
+            self._halves.heard(half, link)
         return heard
 
     def _note_match(self, half: Reservation, now: Instant) -> None:

@@ -9,7 +9,7 @@ from kvpush_client.events import TransferKey
 from kvpushd.core.attention import Attention, Watch
 from kvpushd.core.ranked import Ranked
 from kvpushd.core.reservation import Part, Reservation
-from kvpushd.core.words import HalfKey, Incarnation, Instant, LinkId
+from kvpushd.core.words import HalfKey, Incarnation, Instant, LinkId, ReceiverKey
 
 
 class Reservations:
@@ -19,6 +19,8 @@ class Reservations:
         self._of: dict[Incarnation, dict[TransferKey, Reservation]] = {}
         self._due: Ranked[HalfKey] = Ranked()
         self._watch: Watch[HalfKey] = Watch()
+        self._waiting: dict[ReceiverKey, dict[TransferKey, Reservation]] = {}
+        """Those with a part that is to be announced, by link and engine."""
 
     def get(self, incarnation: Incarnation, key: TransferKey) -> Reservation | None:
         """The reservation, while it is held."""
@@ -29,6 +31,9 @@ class Reservations:
         self._of.setdefault(half.incarnation, {})[half.key] = half
         self._due.put(half.half, half.deadline)
         self.watch(half)
+        for link, part in half.parts.items():
+            if part is Part.WAITING:
+                self._waiting.setdefault((link, half.incarnation), {})[half.key] = half
 
     def remove(self, half: Reservation) -> None:
         """Lets go of it."""
@@ -38,6 +43,22 @@ class Reservations:
             del self._of[half.incarnation]
         self._due.drop(half.half)
         self._watch.note(half.half, Attention.IDLE)
+        for link in half.parts:
+            self._settle(half, link)
+
+    def _settle(self, half: Reservation, link: LinkId) -> None:
+        """Nothing of it is to be announced on a link."""
+        owner = (link, half.incarnation)
+        mine = self._waiting.get(owner, {})
+        mine.pop(half.key, None)
+        if not mine:
+            self._waiting.pop(owner, None)
+
+    def heard(self, half: Reservation, link: LinkId) -> None:
+        """Something was said of its part on a link."""
+        if half.parts[link] is Part.ANNOUNCED:
+            self._settle(half, link)
+        self.watch(half)
 
     def wake(self, half: Reservation, at: Instant | None) -> None:
         """Has it come up in `due` at that time, instead of any other; None = not at all."""
@@ -70,8 +91,7 @@ class Reservations:
 
     def waiting(self, link: LinkId, incarnation: Incarnation) -> list[Reservation]:
         """Those of an engine that are to be announced on a link, as soon as there is a way."""
-        mine = self._of.get(incarnation, {}).values()
-        return [half for half in mine if half.parts.get(link) is Part.WAITING and half.fault is None]
+        return [half for half in self._waiting.get((link, incarnation), {}).values() if half.fault is None]
 
     def __iter__(self) -> Iterator[Reservation]:
         return (half for mine in self._of.values() for half in mine.values())

@@ -123,11 +123,16 @@ class EngineRoom:
         hub.on(TellMatched, lambda i: self._tell(i.incarnation, Matched(i.key, i.side)))
         hub.on(
             TellReservationEnded,
-            lambda i: self._tell(i.incarnation, ReservationEnded(i.key, i.fault, i.released, i.counts)),
+            lambda i: self._tell(
+                i.incarnation, ReservationEnded(i.key, i.fault, i.released, i.counts), workers=True
+            ),
         )
         hub.on(TellReservationReleased, lambda i: self._tell(i.incarnation, ReservationReleased(i.key)))
         hub.on(TellHandoffEnded, lambda i: self._tell(i.incarnation, HandoffEnded(i.key, i.fault, i.counts)))
-        hub.on(TellRejected, lambda i: self._tell(i.incarnation, Rejected(i.key, i.side, i.fault)))
+        hub.on(
+            TellRejected,
+            lambda i: self._tell(i.incarnation, Rejected(i.key, i.side, i.fault), workers=True),
+        )
 
     def __iter__(self) -> Iterator[EngineEntry]:
         return iter(sorted(self._entries.values(), key=lambda entry: entry.engine_id))
@@ -354,10 +359,12 @@ class EngineRoom:
     def _is_here(self, engine_id: str) -> bool:
         return any(entry.live and entry.engine_id == engine_id for entry in self._entries.values())
 
-    def _tell(self, incarnation: Incarnation, event: DaemonEvent) -> None:
+    def _tell(self, incarnation: Incarnation, event: DaemonEvent, *, workers: bool = False) -> None:
+        """Says it to the scheduler; to the workers only what they wait for, else half of all messages to
+        engines would be for nobody."""
         entry = self._entries.get(incarnation)
-        if entry is not None:
-            for session in entry.sessions:
+        for session in entry.sessions if entry is not None else ():
+            if workers or session.identity.role is Role.SCHEDULER:
                 session.tell(event)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.report.statistics import paired_ratio, percentile, summary
+from benchmarks.report.statistics import paired_difference, paired_ratio, percentile, summary
 from benchmarks.report.values import goal
 
 positive = st.floats(min_value=1e-3, max_value=1e3)
@@ -37,6 +37,17 @@ def test_one_bad_round_of_eight_does_not_move_the_ratio_but_widens_nothing_else_
 def test_what_is_no_pair_of_positive_values_is_refused(above, below):
     with pytest.raises(ValueError, match=r"pairs|positive"):
         paired_ratio(above, below)
+
+
+def test_a_difference_is_that_of_each_round_and_may_be_negative():
+    found = paired_difference([3.0, 5.0, 2.0], [1.0, 3.0, 3.0])
+    assert (found.value, found.low, found.high, found.rounds) == (2.0, -1.0, 2.0, 3)
+
+
+@pytest.mark.parametrize(("above", "below"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [float("inf")])])
+def test_what_is_no_pair_of_finite_values_has_no_difference(above, below):
+    with pytest.raises(ValueError, match=r"pairs|finite"):
+        paired_difference(above, below)
 
 
 def test_a_goal_is_met_only_if_the_worse_end_of_the_interval_meets_it():

@@ -854,6 +854,9 @@ def test_a_reservation_with_two_senders_lands_when_both_parts_have() -> None:
     world.complete(second)
     world.settle()
     assert ends(d) == [None]
+    (account,) = (a for a in d.node.accounts if a.side is Side.RECEIVER)
+    assert sorted(account.moved) == sorted(wire.out_name for wire in world.wires)
+    assert set(account.moved.values()) == {account.counts.bytes // 2}
     world.end()
 
 
@@ -896,6 +899,9 @@ def test_a_handoff_to_a_receiver_on_two_nodes_ends_when_both_have_all() -> None:
     world.reserve(parts[1], KEY, [p], 0, 7)
     world.run()
     assert ends(parts[1]) == ends(p) == [None]
+    (account,) = (a for a in p.node.accounts if a.side is Side.SENDER)
+    assert sorted(account.moved) == sorted(wire.in_name for wire in world.wires)
+    assert set(account.moved.values()) == {account.counts.bytes // 2}
 
 
 def test_a_handoff_of_whose_receiver_only_one_node_comes_ends_with_its_lease() -> None:

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from kvpush_client.events import (
+    Connected,
+    Event,
     Fault,
     HandoffEnded,
     Matched,
@@ -59,6 +61,19 @@ def test_both_sides_hear_that_they_match(nodes: Nodes) -> None:
     assert p.wait_for(Matched, key).side is Side.SENDER
     p.send(key, [], END)
     landed(p, d, key)
+
+
+def test_workers_hear_when_a_wait_ends_and_nothing_that_only_schedulers_wait_for(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    key = transfer(p, d)
+    heard: list[Event] = []
+
+    def hears() -> bool:
+        heard.extend(d.ranks[0].session.poll())
+        return any(isinstance(event, ReservationEnded) for event in heard)
+
+    eventually(hears)
+    assert [event.key for event in heard if not isinstance(event, Connected)] == [key]
 
 
 def test_a_chunk_lands_before_the_next_is_final_and_the_timeline_says_so(nodes: Nodes) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an event costs the ledger, by how many halves are open: `python benchmarks/ledger.py`."""
+"""What an event costs the ledger, by how many halves are open: `python -m benchmarks.control.ledger`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a session costs its engine, and how long an item and its answer take.
 
-    python -m benchmarks.session
+    python -m benchmarks.control.session
 
 The service runs in another process, with a desk that answers each reservation at once. Prints, in
 microseconds: one call of `poll` with nothing to hear; one call of `reserve` and of `advance` while the stream
