@@ -93,12 +93,13 @@ class Pair:
         deadline = time.monotonic() + DEADLINE
         while time.monotonic() < deadline:
             for event in self.heard():
+                deadline = time.monotonic() + DEADLINE
                 if getattr(event, "fault", None) is not None:
                     raise RuntimeError(f"a transfer ended badly: {event}")
                 if done(event):
                     return
             time.sleep(nap)
-        raise TimeoutError(f"nothing of what was awaited in {DEADLINE:g} s")
+        raise TimeoutError(f"nothing was heard for {DEADLINE:g} s")
 
     def open(self, count: int) -> None:
         """So many more reservations and handoffs that have met, and move nothing."""

@@ -92,8 +92,8 @@ def _cycle_names() -> list[str]:
 
 
 def _cycles(job: Job, pair: Pair, open_requests: int, turn: int, where: str) -> Row:
-    count = {1: 60, 64: 600, 1_000: 1_500}[open_requests]
-    found = pair.cycles(open_requests, count // 3 if job.quick and open_requests < count // 3 else count)
+    count = {1: 60, 64: 600, 1_000: 1_500}[open_requests] * (2 if job.quick else 3) // 3
+    found = pair.cycles(open_requests, count)
     values = {
         "cycles_per_s": found.per_second,
         "p50_s": percentile(found.latencies, 50),
@@ -123,7 +123,7 @@ def _growth_rounds(job: Job, kind: Kind) -> list[Row]:
     if job.quick:
         spans = [(start // 4, end // 4) for start, end in spans]
     rows = []
-    for turn in range(1 if job.quick else job.rounds):
+    for turn in range(1 if job.quick else (job.rounds + 1) // 2):  # each on fresh nodes: half a minute
         found = growth.measure(kind, spans, _folder(job, f"{kind.name}-{turn}"))
         for (start, end), values in zip(spans, found, strict=True):
             rows.append(Row(kind.name, f"{start} to {end}", turn, "trial", values))
