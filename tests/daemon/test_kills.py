@@ -288,6 +288,18 @@ def test_a_killed_receiving_engine_ends_the_handoff_and_its_memory_is_let_go_aft
     again(p, nodes.engine(nodes.d, **LARGE))
 
 
+@pytest.mark.long
+def test_an_engine_that_stands_still_is_given_up_with_its_keepalive(nodes: Nodes) -> None:
+    p, d = nodes.far_engine(nodes.p), nodes.engine(nodes.d)
+    key = new_key()
+    d.reserve(key, p, range(8), 8 * BLOCK)
+    p.call("hand_off", key, range(8))
+    d.wait_for(Matched, key)
+    with stopped(p.pid):
+        assert reason(d.wait_for(ReservationEnded, key, timeout=90)) is Reason.ENGINE_GONE
+        eventually(lambda: leftovers(nodes.p), lambda left: not left)
+
+
 def test_a_killed_engine_comes_back_under_its_name_as_another_incarnation(nodes: Nodes) -> None:
     d = nodes.engine(nodes.d)
     first = nodes.far_engine(nodes.p)
