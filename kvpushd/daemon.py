@@ -34,6 +34,7 @@ from kvpushd.logs import Sparing
 from kvpushd.metrics import Metrics
 from kvpushd.mover.child import MoverProcess, MoverSettings, StartMover
 from kvpushd.node.engines import EngineRoom
+from kvpushd.node.floor import Floor
 from kvpushd.node.history import History
 from kvpushd.node.hub import Hub
 from kvpushd.node.movers import Movers
@@ -147,6 +148,12 @@ class Daemon:
             )
             self._sending = SendingRoom(hub, movers, engines, self._peer_refused, self._link_down)
             hub.afterwards(lambda: movers.attend(self._ledger.attention))
+            self._floor = Floor(
+                settings.link_floor,
+                lambda: [guest.name for guest in self._sending.guests()],
+                self._ledger.rate,
+                lambda: " ".join(movers.handle.lanes) if movers.handle else "",
+            )
             self._view = self._make_view()
             self._sparing = Sparing(self._log)
 
@@ -156,6 +163,7 @@ class Daemon:
             tasks.start(movers.watch())
             tasks.start(hub.tick(TICK))
             tasks.start(self._metrics.watch_loop())
+            tasks.start(self._floor.watch())
             tasks.start(self._notify.watch(self._is_well))
             # What the start made lives as long as the process: the collector need not look at it again.
             gc.freeze()
@@ -308,6 +316,7 @@ class Daemon:
             ucx_tls=ucx.tls,
             net_devices=ucx.net_devices,
             environment=ucx.env,
+            verify=self._settings.verify,
             fault="corrupt-writes" if self._settings.faults.corrupt_writes else None,
         )
 
@@ -345,6 +354,7 @@ class Daemon:
             self._receiving,
             self._sending,
             self._history,
+            self._floor,
             peer_address=self._peer_address,
             problems=self._problems,
             draining=lambda: self._draining,

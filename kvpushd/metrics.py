@@ -158,9 +158,16 @@ METRICS = (
     Metric(
         "kvpush_peer_transport_info",
         Kind.GAUGE,
-        "1 for the transport in use to each peer that is linked.",
+        "1 for the transport in use to each peer that is linked, with what UCX says that it uses.",
         ("peer", "transport"),
     ),
+    Metric(
+        "kvpush_peer_bytes_per_second",
+        Kind.GAUGE,
+        "What a link to a receiving peer carries while it is busy, as its writes have shown; 0 = not known.",
+        ("peer",),
+    ),
+    Metric("kvpush_peer_below_floor", Kind.GAUGE, "1 if that is below link_floor: an alarm.", ("peer",)),
     Metric("kvpush_mover_restarts_total", Kind.COUNTER, "Movers that died and were replaced."),
     Metric(
         "kvpush_rejected_messages_total",
@@ -196,7 +203,10 @@ class Holding:
     pinned_blocks: Mapping[str, int] = field(default_factory=dict)
     links: Mapping[str, int] = field(default_factory=dict)
     transports: Mapping[str, str] = field(default_factory=dict)
-    """Peer's address to the transport in use."""
+    """Peer's node to the transport in use."""
+    rates: Mapping[str, float] = field(default_factory=dict)
+    """Peer's node to bytes per second; 0 = not known."""
+    below_floor: Mapping[str, bool] = field(default_factory=dict)
 
 
 class Metrics:
@@ -323,6 +333,10 @@ class Metrics:
         self._made["kvpush_peer_transport_info"].clear()
         for peer, transport in now.transports.items():
             self._made["kvpush_peer_transport_info"].labels(peer, transport).set(1)
+        for name, values in (("bytes_per_second", now.rates), ("below_floor", now.below_floor)):
+            self._made[f"kvpush_peer_{name}"].clear()
+            for peer, value in values.items():
+                self._made[f"kvpush_peer_{name}"].labels(peer).set(value)
 
     async def watch_loop(self, every: float = 0.5) -> None:
         """Measures the loop's lag until cancelled."""

@@ -187,6 +187,10 @@ class Settings(Part):
     """Most bytes of one write."""
     peer_bytes_in_flight: Size = Field(default=ByteSize(256 << 20), ge=1 << 12)
     """Most bytes posted to one peer at a time."""
+    link_floor: Size = Field(default=ByteSize(0), ge=0)
+    """Bytes per second below which a busy link to a peer is an alarm: a transport fell back; 0 = none."""
+    verify: Literal["off", "sample", "all"] = "off"
+    """Which writes are read back and compared with what was sent: none, one of 16, or all of them."""
     mover_silence: Seconds = Field(default=15.0, ge=2, le=600)
     """Silence after which a mover counts as stuck and is killed, at the cost of all its transfers."""
     ucx: Ucx = Ucx()

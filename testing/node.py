@@ -129,6 +129,10 @@ class Node:
         request = admin_pb2.ListTransfersRequest(transfer_id=transfer_id.hex())
         return list(self.admin("ListTransfers", request).transfers)
 
+    def peers(self) -> list[admin_pb2.Peer]:
+        """Its links."""
+        return list(self.admin("ListPeers", admin_pb2.ListPeersRequest()).peers)
+
     def engines(self) -> list[admin_pb2.Engine]:
         """Engines of the node."""
         return list(self.admin("ListEngines", admin_pb2.ListEnginesRequest()).engines)

@@ -47,7 +47,7 @@ def test_names_are_of_one_family_and_say_their_unit() -> None:
 def test_every_metric_of_the_node_is_there_at_zero_before_anything_happened(metrics: Metrics) -> None:
     found = samples(metrics)
     for metric in METRICS:
-        if "engine" not in metric.labels and metric.name != "kvpush_peer_transport_info":
+        if "engine" not in metric.labels and "peer" not in metric.labels:
             name = f"{metric.name}_count" if metric.kind is Kind.HISTOGRAM else metric.name
             assert any(series == name for series, _ in found), name
     assert found.pop(("kvpush_build_info", ("a", "1.2.3"))) == 1
@@ -143,6 +143,8 @@ def test_gauges_say_what_is_held_now_and_forget_what_was(metrics: Metrics) -> No
             pinned_blocks={"e": 9},
             links={"receiving": 1},
             transports={"b:1": "nixl-ucx (tcp)"},
+            rates={"b:1": 2.5},
+            below_floor={"b:1": True},
         )
     )
     found = samples(metrics)
@@ -153,11 +155,14 @@ def test_gauges_say_what_is_held_now_and_forget_what_was(metrics: Metrics) -> No
     assert found["kvpush_pinned_blocks", ("e",)] == 9
     assert found["kvpush_links_up", ("receiving",)] == 1
     assert found["kvpush_peer_transport_info", ("b:1", "nixl-ucx (tcp)")] == 1
+    assert found["kvpush_peer_bytes_per_second", ("b:1",)] == 2.5
+    assert found["kvpush_peer_below_floor", ("b:1",)] == 1
     metrics.holding(Holding())
     gauges = {m.name for m in METRICS if m.kind is Kind.GAUGE} - {"kvpush_build_info"}
     left = {key: value for key, value in samples(metrics).items() if key[0] in gauges}
     assert set(left.values()) == {0.0}
     assert ("kvpush_peer_transport_info", ("b:1", "nixl-ucx (tcp)")) not in left
+    assert ("kvpush_peer_below_floor", ("b:1",)) not in left
 
 
 def test_two_registries_in_one_process_do_not_meet() -> None:

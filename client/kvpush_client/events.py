@@ -43,6 +43,7 @@ class Reason(IntEnum):
     FENCED = 20
     UNSUPPORTED = 21
     BAD_MEMORY = 22
+    CORRUPTED = 23
 
 
 @dataclass(frozen=True, slots=True)

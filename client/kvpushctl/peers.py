@@ -9,6 +9,14 @@ from kvpushctl.context import OutputOption, RuntimeDirOption, printer, runtime_d
 from kvpushctl.printer import Column, Output, Record, field
 from kvpushctl.units import count, size
 
+
+def rate(one: Record) -> str:
+    """What a link carries while it is busy, and whether that is too little."""
+    if one["bytes_per_second"] is None:
+        return "-"
+    return f"{size(one['bytes_per_second'])}/s{' BELOW FLOOR' if one['below_floor'] else ''}"
+
+
 COLUMNS: tuple[Column, ...] = (
     field("ADDRESS", "address"),
     field("NODE", "node"),
@@ -16,6 +24,7 @@ COLUMNS: tuple[Column, ...] = (
     field("LINK", "up", lambda up: "up" if up else "down"),
     field("TRANSPORT", "transport"),
     field("MOVED", "moved_bytes", size, right=True),
+    Column("RATE", rate, right=True),
     field("IN FLIGHT", "transfers", count, right=True),
     field("VERSION", "software"),
     field("LAST FAULT", "last_fault"),
@@ -39,6 +48,8 @@ def peer(one: admin_pb2.Peer) -> Record:
         "up": one.up,
         "transport": one.transport,
         "moved_bytes": one.bytes,
+        "bytes_per_second": one.bytes_per_second or None,
+        "below_floor": one.below_floor,
         "transfers": one.transfers,
         "last_fault": one.last_fault or None,
         "software": one.software,

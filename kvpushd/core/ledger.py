@@ -56,7 +56,7 @@ from kvpushd.core.receiver import Receiver
 from kvpushd.core.reservation import Reservation
 from kvpushd.core.sender import Sender
 from kvpushd.core.target import Target
-from kvpushd.core.words import Incarnation, Instant, Phase
+from kvpushd.core.words import Incarnation, Instant, LinkId, Phase
 
 
 class Ledger:
@@ -215,6 +215,10 @@ class Ledger:
     def handoffs(self) -> list[tuple[Handoff, list[Target]]]:
         """Sender halves that hold blocks, oldest first, with what they fill."""
         return self._sender.halves()
+
+    def rate(self, link: LinkId) -> float:
+        """Bytes per second that a link carries while it is busy, as its writes have shown; 0 = not known."""
+        return self._sender.rate(link)
 
     @property
     def writes(self) -> int:

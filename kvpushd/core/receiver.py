@@ -46,7 +46,7 @@ from kvpushd.core.words import HalfKey, Incarnation, Instant, LinkId, Times
 from kvpushd.errors import Refused
 
 # After a fault of this kind its sender can't vouch for the fence: the inlet is closed at once.
-CANT_VOUCH = frozenset({Reason.TRANSPORT_FAILED, Reason.MOVER_DIED})
+CANT_VOUCH = frozenset({Reason.TRANSPORT_FAILED, Reason.MOVER_DIED, Reason.CORRUPTED})
 
 
 class Receiver:

@@ -31,7 +31,7 @@ from kvpushd.core.receivers import Fit, Receivers
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.tombs import Tombs
 from kvpushd.core.transfers import Transfers, as_peers_see
-from kvpushd.core.words import HalfKey, Incarnation, Instant, ReceiverKey, Times
+from kvpushd.core.words import HalfKey, Incarnation, Instant, LinkId, ReceiverKey, Times
 from kvpushd.errors import Refused
 
 
@@ -296,6 +296,10 @@ class Sender:
     def halves(self) -> list[tuple[Handoff, list[Target]]]:
         """All handoffs with their targets, oldest first of each engine."""
         return [(handoff, self._targets.these(handoff.targets)) for handoff in self._handoffs]
+
+    def rate(self, link: LinkId) -> float:
+        """Bytes per second of a link; 0 = not known."""
+        return self._transfers.rate(link)
 
     @property
     def writes(self) -> int:

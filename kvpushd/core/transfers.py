@@ -265,6 +265,10 @@ class Transfers:
         """What was learned of a link goes with it."""
         self._writer.forget(link)
 
+    def rate(self, link: LinkId) -> float:
+        """Bytes per second of a link; 0 = not known."""
+        return self._writer.rate(link)
+
     @property
     def writes(self) -> int:
         """Writes that are not terminal."""

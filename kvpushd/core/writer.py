@@ -101,6 +101,11 @@ class Writer:
             pace = self._paces[link] = Pace(self._limits.link_bytes, self._limits.write_bytes)
         return pace
 
+    def rate(self, link: LinkId) -> float:
+        """Bytes per second of a link that is busy, as its writes have shown; 0 = not known."""
+        pace = self._paces.get(link)
+        return pace.rate if pace is not None else 0.0
+
     def forget(self, link: LinkId) -> None:
         """A link is no more."""
         self._paces.pop(link, None)

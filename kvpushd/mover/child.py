@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvpushd.mover import lanes
 from kvpushd.mover.link import Link
 
 
@@ -22,8 +23,8 @@ class MoverSettings:
     """How a mover is started.
 
     `agent` names its sending agent, unique among all peers and for ever. `ucx_tls` and `net_devices` are
-    UCX's variables of these names; `environment` is added last. `fault` is one of process.FAULTS. `module` is
-    what runs, `process.main` or what calls it.
+    UCX's variables of these names; `environment` is added last. `fault` is one of process.FAULTS,
+    `verify` of process.VERIFY. `module` is what runs, `process.main` or what calls it.
     """
 
     agent: str
@@ -31,6 +32,7 @@ class MoverSettings:
     net_devices: str = "all"
     environment: Mapping[str, str] = field(default_factory=dict)
     fault: str | None = None
+    verify: str = "off"
     module: str = "kvpushd.mover"
 
 
@@ -73,6 +75,8 @@ class MoverProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         command = [sys.executable, "-P", "-m", settings.module]
         command += ["--fd", str(theirs.fileno()), "--parent", str(os.getpid()), "--agent", settings.agent]
+        if settings.verify != "off":
+            command += ["--verify", settings.verify]
         if settings.fault is not None:
             command += ["--fault", settings.fault]
         with theirs:
@@ -126,6 +130,7 @@ def _environment(settings: MoverSettings) -> dict[str, str]:
     environment.setdefault("NIXL_LOG_LEVEL", "WARN")
     # numpy's BLAS would start a thread per core, with its memory, for nothing.
     environment["OPENBLAS_NUM_THREADS"] = environment["OMP_NUM_THREADS"] = "1"
+    environment.setdefault("UCX_LOG_LEVEL", lanes.LEVEL)
     environment["UCX_TLS"] = settings.ucx_tls
     environment["UCX_NET_DEVICES"] = settings.net_devices
     environment.update(settings.environment)

@@ -62,6 +62,7 @@ class MoverHandle:
         self._transports: tuple[str, ...] = ()
         self._last_beat = self._loop.time()
         self._rounds = 0
+        self._lanes: tuple[str, ...] = ()
         self._loop.add_reader(link.fileno(), self._readable)
         self._watch = self._loop.create_task(self._bury())
 
@@ -116,6 +117,11 @@ class MoverHandle:
     def rounds(self) -> int:
         """Rounds of the mover's loop, as of the last beat."""
         return self._rounds
+
+    @property
+    def lanes(self) -> tuple[str, ...]:
+        """What carries bytes between movers, as of the last beat, e.g. "tcp/eth0"; empty before the first."""
+        return self._lanes
 
     @property
     def writes_in_flight(self) -> int:
@@ -278,6 +284,7 @@ class MoverHandle:
                     self._ready.set_result(None)
             case "beat":
                 self._rounds = report.beat.rounds
+                self._lanes = tuple(report.beat.lanes)
             case "write_ended":
                 self._end_write(report.write_ended)
             case "pool_mapped" | "pool_unmapped":

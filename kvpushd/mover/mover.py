@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -60,11 +60,19 @@ class _Posted:
 class Mover:
     """Commands in, reports out. `step` once a round, at least every `wait` seconds."""
 
-    def __init__(self, local: Carrier, transport: Transport, outgoing: Carrier | None = None) -> None:
+    def __init__(
+        self,
+        local: Carrier,
+        transport: Transport,
+        outgoing: Carrier | None = None,
+        lanes: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
         """`local` carries between pools mapped here, `transport` to other movers.
 
         Where `outgoing` is given, writes to outlets are posted through it: `transport` itself, wrapped.
+        `lanes` says what carries them, in the transport's words.
         """
+        self._lanes = lanes
         self._local = local
         self._transport = transport
         self._outgoing: Carrier = transport if outgoing is None else outgoing
@@ -151,7 +159,7 @@ class Mover:
         self._rest.after(now - begun)
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
-            beat = mover_pb2.MoverBeat(rounds=self._rounds, bytes=self._landed_bytes)
+            beat = mover_pb2.MoverBeat(rounds=self._rounds, bytes=self._landed_bytes, lanes=self._lanes())
             reports.append(mover_pb2.MoverReport(beat=beat))
         return reports
 

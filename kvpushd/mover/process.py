@@ -17,13 +17,18 @@ from collections.abc import Callable, Sequence
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.memory.host import anonymous
+from kvpushd.mover.lanes import Lanes
 from kvpushd.mover.link import Link, LinkClosed
 from kvpushd.mover.mover import Mover
+from kvpushd.mover.transport.base import Carrier
 from kvpushd.mover.transport.corrupt import WRONG_BYTES, Corrupting
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.transport.nixl import NixlTransport
+from kvpushd.mover.verify import SAMPLED, SCRATCH_BYTES, Verifying
 
 FAULTS = ("corrupt-writes",)
+VERIFY = {"off": 0, "sample": SAMPLED, "all": 1}
+"""Of how many writes one is read back; 0 = none."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_TIMERSLACK = 29
@@ -42,11 +47,15 @@ def main(
     parser.add_argument("--fd", type=int, required=True, help="the link's descriptor, inherited")
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
     parser.add_argument("--agent", required=True, help="name of the sending agent, unique for ever")
+    parser.add_argument("--verify", choices=VERIFY, default="off", help="read back what has landed")
     parser.add_argument("--fault", choices=FAULTS, help="damage what is carried, to test who checks it")
     options = parser.parse_args(argv)
     _settle(options.parent)
     link = new_link(socket.socket(fileno=options.fd))
-    mover = (new_mover or _build)(options.agent, options.fault)
+    if new_mover is not None:
+        mover = new_mover(options.agent, options.fault)
+    else:
+        mover = _build(options.agent, options.fault, VERIFY[options.verify])
     try:
         serve(link, mover)
     except LinkClosed:
@@ -104,12 +113,15 @@ def _settle(parent: int) -> None:
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
-def _build(agent: str, fault: str | None) -> Mover:
-    local, transport = LocalCarrier(), NixlTransport(agent)
-    if fault is None:
-        return Mover(local, transport)
-    return Mover(
-        Corrupting(local, anonymous(WRONG_BYTES)),
-        transport,
-        outgoing=Corrupting(transport, anonymous(WRONG_BYTES)),
-    )
+def _build(agent: str, fault: str | None, verify_every: int) -> Mover:
+    lanes = Lanes.of_stdout()
+    transport = NixlTransport(agent)
+    local: Carrier = LocalCarrier()
+    outgoing: Carrier = transport
+    if fault is not None:
+        local, outgoing = (Corrupting(carrier, anonymous(WRONG_BYTES)) for carrier in (local, outgoing))
+    if verify_every:
+        local, outgoing = (
+            Verifying(carrier, anonymous(SCRATCH_BYTES), verify_every) for carrier in (local, outgoing)
+        )
+    return Mover(local, transport, outgoing=outgoing, lanes=lanes.names)

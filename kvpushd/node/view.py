@@ -19,6 +19,7 @@ from kvpushd.core.target import Target, counts_of, phase_of
 from kvpushd.core.words import LinkId, Phase, Times
 from kvpushd.metrics import Holding
 from kvpushd.node.engines import MEMORY, EngineRoom
+from kvpushd.node.floor import Floor
 from kvpushd.node.history import History
 from kvpushd.node.hub import now
 from kvpushd.node.movers import Movers
@@ -60,6 +61,7 @@ class View:
         receiving: ReceivingRoom,
         sending: SendingRoom,
         history: History,
+        floor: Floor,
         *,
         peer_address: Callable[[], tuple[str, int]],
         problems: Callable[[], Sequence[str]],
@@ -73,6 +75,7 @@ class View:
         self._receiving = receiving
         self._sending = sending
         self._history = history
+        self._floor = floor
         self._peer_address = peer_address
         self._problems = problems
         self._draining = draining
@@ -236,6 +239,8 @@ class View:
                 bytes=self._history.moved[guest.name],
                 transfers=sending[guest.name],
                 software=link.hello.software,
+                bytes_per_second=int(self._ledger.rate(guest.name)),
+                below_floor=self._floor.is_undercut_by(guest.name),
             )
             rows[link.address, 1] = Row((link.address, 1), message)
         return [row for _, row in sorted(rows.items())]
@@ -267,6 +272,8 @@ class View:
         receiving = [link for link in self._receiving if link.up]
         sending = [link for link in self._sending if link.up]
         transports = {link.hello.node: self._transport() for link in receiving if link.hello}
+        guests = [guest for guest in self._sending.guests() if guest.link.up]
+        transports |= {guest.link.hello.node: self._transport() for guest in guests}
         return Holding(
             ready=not self._problems(),
             engines=held.engines,
@@ -278,6 +285,8 @@ class View:
             pinned_blocks=pinned,
             links={"receiving": len(receiving), "sending": len(sending)},
             transports=transports,
+            rates={guest.link.hello.node: self._ledger.rate(guest.name) for guest in guests},
+            below_floor={guest.link.hello.node: self._floor.is_undercut_by(guest.name) for guest in guests},
         )
 
     # --- parts -------------------------------------------------------------------------------------------
@@ -285,7 +294,8 @@ class View:
     def _transport(self) -> str:
         handle = self._movers.handle
         remote = [name for name in handle.transports if name != "local"] if handle else []
-        return ", ".join(remote)
+        lanes = f" ({' '.join(handle.lanes)})" if handle and handle.lanes else ""
+        return ", ".join(remote) + lanes
 
     def _name(self, incarnation: bytes) -> str:
         entry = next((e for e in self._engines if e.incarnation == incarnation), None)

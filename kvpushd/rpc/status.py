@@ -32,6 +32,7 @@ CODES = {
     Reason.STALE_ATTEMPT: grpc.StatusCode.FAILED_PRECONDITION,
     Reason.POSITIONS_MISSING: grpc.StatusCode.ABORTED,
     Reason.TRANSPORT_FAILED: grpc.StatusCode.ABORTED,
+    Reason.CORRUPTED: grpc.StatusCode.DATA_LOSS,
     Reason.MOVER_DIED: grpc.StatusCode.ABORTED,
     Reason.OVER_LIMIT: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DRAINING: grpc.StatusCode.UNAVAILABLE,

@@ -37,12 +37,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"copies to work in at once ({JOBS})")
     options = parser.parse_args(argv)
     table = read()
-    unknown = set(options.names) - {guard.name for guard in table.guards}
+    unknown = set(options.names) - set(table)
     if unknown:
         parser.error(f"no guard is called {', '.join(sorted(unknown))}: --list shows them")
     chosen = [
         guard
-        for guard in table.guards
+        for guard in table.values()
         if guard.name in (options.names or (guard.name,)) and guard.group in (options.group or GROUPS)
     ]
     if options.list:

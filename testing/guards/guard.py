@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,29 +36,14 @@ class Guard:
         return source.replace(self.before, self.after)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """All guards, and why some of what is promised has none."""
-
-    guards: tuple[Guard, ...]
-    without: Mapping[str, str]
-
-    def named(self, name: str) -> Guard:
-        """The guard of that name. Raises KeyError."""
-        return {guard.name: guard for guard in self.guards}[name]
-
-
-def read(folder: Path = TABLES) -> Table:
-    """Reads the tables. Raises ValueError where two guards share a name."""
+def read(folder: Path = TABLES) -> dict[str, Guard]:
+    """All guards by name, in the order of the tables. Raises ValueError where two share a name."""
     guards: list[Guard] = []
-    without: dict[str, str] = {}
     for group in GROUPS:
-        found = tomllib.loads((folder / f"{group}.toml").read_text())
-        without |= found.get("without", {})
-        for row in found["guard"]:
+        for row in tomllib.loads((folder / f"{group}.toml").read_text())["guard"]:
             row |= {"serves": tuple(row["serves"]), "tests": tuple(row["tests"])}
             guards.append(Guard(group=group, **row))
     names = [guard.name for guard in guards]
     if len(set(names)) < len(names):
         raise ValueError(f"guards share a name: {sorted(name for name in names if names.count(name) > 1)}")
-    return Table(tuple(guards), without)
+    return {guard.name: guard for guard in guards}

@@ -36,7 +36,7 @@ class Outcome(Enum):
     PASSED = "passed"
     FAILED = "failed"
     BROKEN = "broken"
-    ABSENT = "absent"
+    SKIPPED = "skipped"
 
 
 def run(tree: Tree, tests: Sequence[str]) -> dict[str, Outcome]:
@@ -91,11 +91,11 @@ def _outcome(case: ET.Element) -> Outcome:
         return Outcome.BROKEN if kind in BROKEN else Outcome.FAILED
     if case.find("error") is not None:
         return Outcome.BROKEN
-    return Outcome.ABSENT if case.find("skipped") is not None else Outcome.PASSED
+    return Outcome.SKIPPED if case.find("skipped") is not None else Outcome.PASSED
 
 
 def _worst(outcomes: set[Outcome]) -> Outcome:
-    for outcome in (Outcome.FAILED, Outcome.BROKEN, Outcome.ABSENT, Outcome.PASSED):
+    for outcome in (Outcome.FAILED, Outcome.BROKEN, Outcome.SKIPPED, Outcome.PASSED):
         if outcome in outcomes:
             return outcome
-    return Outcome.ABSENT
+    return Outcome.BROKEN  # its file could not be read

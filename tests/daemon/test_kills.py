@@ -292,7 +292,7 @@ def test_a_killed_receiving_engine_ends_the_handoff_and_its_memory_is_let_go_aft
 def test_an_engine_that_stands_still_is_given_up_with_its_keepalive(nodes: Nodes) -> None:
     p, d = nodes.far_engine(nodes.p), nodes.engine(nodes.d)
     key = new_key()
-    d.reserve(key, p, range(8), 8 * BLOCK)
+    d.reserve(key, p.call("where"), range(8), 8 * BLOCK)
     p.call("hand_off", key, range(8))
     d.wait_for(Matched, key)
     with stopped(p.pid):

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
 from kvpush_client._proto import admin_pb2
-from testing.rank import BLOCK, new_key
-from tests.daemon.daemon_kit import Nodes, descriptors, eventually, stopped, transfer
+from kvpush_client.events import HandoffEnded, Reason, ReservationEnded
+from testing.node import Node
+from testing.rank import BLOCK, Engine, new_key
+from tests.daemon.daemon_kit import LARGE, Nodes, descriptors, eventually, stopped, transfer
 
 pytestmark = pytest.mark.nixl
 
@@ -85,6 +88,39 @@ def test_a_transfer_under_way_says_what_has_landed(nodes: Nodes) -> None:
     eventually(
         lambda: [t.counts.bytes for t in nodes.p.transfers(key.transfer_id)], lambda seen: seen == [size]
     )
+
+
+def test_what_carries_a_link_is_shown_and_one_below_the_floor_is_an_alarm(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    d = nodes.engine(nodes.d, **LARGE)
+    with Node("slow", tmp_path, link_floor=1 << 50) as slow, Engine(slow, "slow-p", **LARGE) as p:
+        transfer(p, d, blocks=LARGE["blocks"])
+        (peer,) = eventually(
+            slow.peers, lambda found: found[0].bytes_per_second and "/" in found[0].transport
+        )
+        assert peer.below_floor
+        assert peer.transport.startswith("nixl-ucx (tcp/")
+        labels = {"peer": "d", "transport": peer.transport}
+        assert slow.metric("kvpush_peer_transport_info", **labels) == 1
+        assert slow.metric("kvpush_peer_below_floor", peer="d") == 1
+        assert slow.metric("kvpush_peer_bytes_per_second", peer="d") > 0
+        eventually(lambda: "link below its floor" in slow.log.read_text())
+    assert not any(one.below_floor for one in nodes.d.peers())
+
+
+def test_a_damaged_transfer_fails_and_its_receiver_hears_why(nodes: Nodes, tmp_path: Path) -> None:
+    d, key = nodes.engine(nodes.d), new_key()
+    faulty = {"faults__corrupt_writes": True, "verify": "all"}
+    with Node("bad", tmp_path, {"KVPUSHD_ALLOW_FAULTS": "1"}, **faulty) as bad, Engine(bad, "bad-p") as p:
+        d.reserve(key, p, range(4), 4 * BLOCK)
+        p.send(key, range(4), 4 * BLOCK)
+        for end in (d.wait_for(ReservationEnded, key), p.wait_for(HandoffEnded, key)):
+            assert end.fault is not None
+            assert end.fault.reason is Reason.CORRUPTED
+        failed = {"outcome": "failed", "reason": "corrupted"}
+        assert nodes.d.metric("kvpush_transfers_total", engine=d.engine_id, **failed) == 1
+        assert bad.metric("kvpush_transfers_total", engine="bad-p", **failed) == 1
 
 
 def test_engines_that_come_and_go_leave_no_descriptor_behind(nodes: Nodes) -> None:

@@ -178,13 +178,21 @@ def test_a_transfer_that_is_not_known_is_a_failure(node: AdminServer, ctl: Ctl) 
 def test_peers_come_by_address(node: AdminServer, ctl: Ctl) -> None:
     node.content.peers = [
         admin_pb2.Peer(address="b:1", node="b", receiving=True, up=False, last_fault="silence", bytes=2048),
-        admin_pb2.Peer(address="a:1", node="a", up=True, transport="nixl-ucx (tcp)"),
+        admin_pb2.Peer(
+            address="a:1",
+            node="a",
+            up=True,
+            transport="nixl-ucx (tcp)",
+            bytes_per_second=3 << 20,
+            below_floor=True,
+        ),
     ]
     found = ctl("peers", "-o", "json").document["peers"]
     assert [one["address"] for one in found] == ["a:1", "b:1"]
     assert [one["direction"] for one in found] == ["sending", "receiving"]
     table = ctl("peers").out
-    for text in ("nixl-ucx (tcp)", "2.0 KiB", "silence", "down"):
+    assert [one["bytes_per_second"] for one in found] == [3 << 20, None]
+    for text in ("nixl-ucx (tcp)", "2.0 KiB", "silence", "down", "3.0 MiB/s BELOW FLOOR"):
         assert text in table
 
 

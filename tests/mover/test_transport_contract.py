@@ -274,3 +274,34 @@ def test_a_mover_told_to_corrupt_its_writes_damages_each_one() -> None:
                 assert np.array_equal(landed[1, 2], sent[1, 2])
 
     asyncio.run(scene())
+
+
+@pytest.mark.nixl
+@pytest.mark.parametrize("verify", ["all", "off"])
+def test_a_damaged_write_fails_where_all_are_verified_and_lands_wrong_where_none_is(verify: str) -> None:
+    async def scene() -> None:
+        cut = layout(cell_bytes=65536)  # several pieces to read back
+        async with way("nixl", cut, fault="corrupt-writes", verify=verify) as it:
+            await soon(it.sender.map_pool(b"local", (near := pool(it.cut)).fd, it.cut))
+            for target, other in ((it.target, {}), (near, {"outlet_id": 0, "target_pool": b"local"})):
+                ended = await it.write(range(1, 60, 2), range(1, 60, 2), **other)
+                assert not np.array_equal(cells(target, it.cut)[0, 1], cells(it.source, it.cut)[0, 1])
+                assert (ended.fault is None) is (verify == "off")
+                assert ended.fault is None or ended.fault.reason is Reason.CORRUPTED
+
+    asyncio.run(scene())
+
+
+@pytest.mark.nixl
+def test_a_write_that_is_verified_lands_and_ends_once_however_many_are_under_way() -> None:
+    async def scene() -> None:
+        cut = layout(cell_bytes=65536)
+        async with way("nixl", cut, verify="all") as it:
+            writes = [it.post([at, at + 20], [at, at + 20]) for at in range(1, 11)]
+            for write in writes:
+                assert (await soon(write)).fault is None
+            assert it.sender.writes_in_flight == 0
+            landed, sent = cells(it.target, cut), cells(it.source, cut)
+            assert np.array_equal(landed[:, 1:11], sent[:, 1:11])
+
+    asyncio.run(scene())

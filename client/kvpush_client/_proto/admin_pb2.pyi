@@ -720,6 +720,8 @@ class Peer(google.protobuf.message.Message):
     TRANSFERS_FIELD_NUMBER: builtins.int
     LAST_FAULT_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
+    BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
+    BELOW_FLOOR_FIELD_NUMBER: builtins.int
     address: builtins.str
     """host:port."""
     node: builtins.str
@@ -738,6 +740,10 @@ class Peer(google.protobuf.message.Message):
     """Why it went down last; empty = never."""
     software: builtins.str
     """Its version."""
+    bytes_per_second: builtins.int
+    """Bytes per second that it carries while it is busy, as measured on writes to it; 0 = not known, or received."""
+    below_floor: builtins.bool
+    """The rate is known and below the floor that is set for links."""
     def __init__(
         self,
         *,
@@ -750,8 +756,10 @@ class Peer(google.protobuf.message.Message):
         transfers: builtins.int = ...,
         last_fault: builtins.str = ...,
         software: builtins.str = ...,
+        bytes_per_second: builtins.int = ...,
+        below_floor: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "bytes", b"bytes", "last_fault", b"last_fault", "node", b"node", "receiving", b"receiving", "software", b"software", "transfers", b"transfers", "transport", b"transport", "up", b"up"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "below_floor", b"below_floor", "bytes", b"bytes", "bytes_per_second", b"bytes_per_second", "last_fault", b"last_fault", "node", b"node", "receiving", b"receiving", "software", b"software", "transfers", b"transfers", "transport", b"transport", "up", b"up"]) -> None: ...
 
 global___Peer = Peer
 

@@ -645,16 +645,24 @@ class MoverBeat(google.protobuf.message.Message):
 
     ROUNDS_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
     rounds: builtins.int
     """Rounds since the start."""
     bytes: builtins.int
     """Bytes landed since the start, as sender."""
+    @property
+    def lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """What carries bytes to and from other movers, in the transport's own words, e.g. "rc_mlx5/mlx5_0:1"; empty
+        before the first connection.
+        """
+
     def __init__(
         self,
         *,
         rounds: builtins.int = ...,
         bytes: builtins.int = ...,
+        lanes: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "rounds", b"rounds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "lanes", b"lanes", "rounds", b"rounds"]) -> None: ...
 
 global___MoverBeat = MoverBeat

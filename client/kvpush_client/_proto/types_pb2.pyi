@@ -102,6 +102,8 @@ class _ReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     """Protocol versions do not fit."""
     REASON_BAD_MEMORY: _Reason.ValueType  # 22
     """A descriptor of the pool was refused; the detail says why."""
+    REASON_CORRUPTED: _Reason.ValueType  # 23
+    """What landed is not what was sent."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the machine-readable part of every refusal and every end that is not a success."""
@@ -152,6 +154,8 @@ REASON_UNSUPPORTED: Reason.ValueType  # 21
 """Protocol versions do not fit."""
 REASON_BAD_MEMORY: Reason.ValueType  # 22
 """A descriptor of the pool was refused; the detail says why."""
+REASON_CORRUPTED: Reason.ValueType  # 23
+"""What landed is not what was sent."""
 global___Reason = Reason
 
 @typing.final

@@ -48,7 +48,8 @@ class Region:
 class Write:
     """Byte runs to carry from a registered pool to one behind an outlet, as offsets into the two pools.
 
-    The caller has checked that they lie inside both. At least one run.
+    With `back` they go the other way, from behind the outlet into the registered pool. The caller has checked
+    that they lie inside both. At least one run.
     """
 
     write_id: int
@@ -56,6 +57,7 @@ class Write:
     source_pool: bytes
     target_pool: bytes
     runs: Runs
+    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)

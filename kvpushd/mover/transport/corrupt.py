@@ -48,7 +48,8 @@ class Corrupting:
     def post(self, write: Write) -> None:
         """As the inner carrier."""
         self._inner.post(write)
-        self._posted[write.write_id] = write
+        if not write.back:
+            self._posted[write.write_id] = write
 
     def poll(self) -> list[Completion]:
         """As the inner carrier; what landed is held back until its wrong bytes have landed too."""
@@ -57,8 +58,8 @@ class Corrupting:
             if completion.write_id >= _OURS:
                 done.append(Completion(completion.write_id - _OURS, completion.fault))
                 continue
-            write = self._posted.pop(completion.write_id)
-            if completion.fault is not None or not self._spoil(write):
+            write = self._posted.pop(completion.write_id, None)
+            if write is None or completion.fault is not None or not self._spoil(write):
                 done.append(completion)
         return done
 

@@ -194,4 +194,7 @@ class FakeTransport:
             write.runs.source.tolist(), write.runs.target.tolist(), write.runs.length.tolist(), strict=True
         )
         for begin, to, length in runs:
-            self._copy(target + to, source + begin, length)
+            if write.back:
+                self._copy(source + begin, target + to, length)
+            else:
+                self._copy(target + to, source + begin, length)

@@ -85,6 +85,8 @@ class LocalCarrier:
         """Copies, a slice per step; yields False after each slice but the last, then True."""
         sources = (write.runs.source + source).tolist()
         targets = (write.runs.target + target).tolist()
+        if write.back:
+            sources, targets = targets, sources
         budget = self._slice_bytes
         for begin, to, length in zip(sources, targets, write.runs.length.tolist(), strict=True):
             done = 0

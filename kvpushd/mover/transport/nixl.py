@@ -60,6 +60,7 @@ class _InFlight:
     outlet_id: int
     source: int
     target: int
+    operation: str
     parts: deque[Runs]
     transfer: Any = None
     lists: tuple[Any, ...] = ()
@@ -175,7 +176,9 @@ class NixlTransport:
             raise Invalid(f"pool {write.target_pool.hex()} is not behind outlet {write.outlet_id}")
         source = self._sources[write.source_pool][0].address
         target = outlet.addresses[write.target_pool]
-        self._writes[write.write_id] = _InFlight(write.outlet_id, source, target, _parts(write.runs))
+        operation = "READ" if write.back else "WRITE"
+        flight = _InFlight(write.outlet_id, source, target, operation, _parts(write.runs))
+        self._writes[write.write_id] = flight
         outlet.writes.append(write.write_id)
         if len(outlet.writes) == 1:
             self._begin(outlet)
@@ -261,7 +264,7 @@ class NixlTransport:
             try:
                 near = self._sender.prep_xfer_dlist("", near_rows, _DRAM)
                 far = self._sender.prep_xfer_dlist(outlet.agent, far_rows, _DRAM)
-                flight.transfer = self._sender.make_prepped_xfer("WRITE", near, index, far, index)
+                flight.transfer = self._sender.make_prepped_xfer(flight.operation, near, index, far, index)
                 flight.lists = (near, far)
                 self._sender.transfer(flight.transfer)
             except self._errors as error:
