@@ -130,6 +130,8 @@ class Daemon:
                 self._mover_died,
                 lambda: self._engines.map_again(),
                 silence=settings.mover_silence,
+                # By then the receiver has long been told, and has closed its inlet.
+                write_patience=2 * settings.lease,
                 start=self._parts.mover,
             )
             await movers.start()

@@ -11,6 +11,7 @@ import grpc
 
 from kvpush_client import event_wire, hello_wire, item_wire
 from kvpush_client._proto import engine_pb2, engine_pb2_grpc
+from kvpush_client.count import Count, Lost
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
 from kvpush_client.event_wire import DaemonEvent
 from kvpush_client.events import Reason
@@ -19,6 +20,8 @@ from kvpush_client.wire import Malformed
 
 MAX_MESSAGE = 16 << 20
 """Bytes of one gRPC message, either way."""
+QUIET = 1.0
+"""Seconds after what was said last, either way, until it is said how much that was: so loss is noticed."""
 REASON_KEY = "kvpush-reason"
 """Trailing metadata that carries the name of a Reason."""
 
@@ -58,13 +61,14 @@ class Outbox:
         """Appends."""
         self._queue.put(item)
 
-    def take(self) -> list[Item]:
-        """Waits for an item; returns all that fit one message, in order. Empty: closed."""
+    def take(self, patience: float | None = None) -> list[Item] | None:
+        """Waits for an item; returns all that fit one message, in order. Empty: closed. None: no item came
+        within `patience` seconds."""
         batch: list[Item] = []
         ids = 0
         try:
             while not self._closed and len(batch) < _BATCH and ids < _BATCH_IDS:
-                item = self._queue.get_nowait() if batch else self._queue.get()
+                item = self._queue.get_nowait() if batch else self._queue.get(timeout=patience)
                 if item is None:
                     self._closed = True
                 else:
@@ -72,7 +76,8 @@ class Outbox:
                     if isinstance(item, Reserve | Handoff):
                         ids += sum(len(b.ids) for b in item.blocks)
         except queue.Empty:
-            pass
+            if not batch:
+                return None
         return batch
 
     def close(self) -> None:
@@ -98,14 +103,18 @@ class Link:
 
     def _requests(self) -> Iterator[engine_pb2.SessionRequest]:
         yield engine_pb2.SessionRequest(hello=hello_wire.hello_to_wire(self._identity))
-        while batch := self._outbox.take():
+        said = 0
+        quiet: float | None = None
+        while (batch := self._outbox.take(quiet)) != []:
+            quiet = None if batch is None else QUIET
             items = []
-            for item in batch:
+            for item in batch or ():
                 try:
                     items.append(item_wire.item_to_wire(item))
                 except Malformed as error:
                     self._unsayable(item, error)
-            yield engine_pb2.SessionRequest(items=items)
+            yield engine_pb2.SessionRequest(items=items, first=said)
+            said += len(items)
 
     def welcome(self) -> engine_pb2.Welcome:
         """Waits for the daemon's answer, for as long as it is alive and has not given one.
@@ -125,9 +134,11 @@ class Link:
 
         Raises DaemonUnreachable or DaemonRefused: the stream has ended.
         """
+        count = Count()
         try:
             for response in self._responses:
-                for message in response.events:
+                first = response.first if response.HasField("first") else None
+                for message in count.new(response.events, first):
                     event = event_wire.event_from_wire(message)
                     if event is not None:
                         yield event
@@ -135,6 +146,8 @@ class Link:
             raise self._trouble(error) from error
         except Malformed as error:
             raise DaemonRefused(Reason.UNSUPPORTED, f"{self._socket}: {error}") from error
+        except Lost as error:
+            raise DaemonUnreachable(f"{self._socket}: {error}") from error
         raise DaemonUnreachable(f"{self._socket}: the daemon ended the session")
 
     def post(self, item: Item) -> None:

@@ -282,10 +282,11 @@ class Sender:
         self._transfers.pump(now)
 
     def tick(self, now: Instant) -> None:
-        """Leases of handoffs that nobody came for."""
+        """Leases of handoffs that nobody came for, and writes that nothing is heard of."""
         for handoff in self._handoffs.expired(now):
             fault = Fault(Reason.EXPIRED, "no reservation came within the lease")
             self._transfers.end(handoff, fault, now)
+        self._transfers.tick(now)
         self._early.sweep(now)
         for tombs in (self._transfers.ended, self._cancelled_early):
             tombs.sweep(now)

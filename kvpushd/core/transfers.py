@@ -25,7 +25,7 @@ from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
 from kvpushd.core.tombs import Tombs
-from kvpushd.core.words import HalfKey, Instant, LinkId, Transfer
+from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, Transfer
 from kvpushd.core.writer import Writer
 
 
@@ -139,7 +139,7 @@ class Transfers:
             assert target is not None, "what is in line is live, and so is all that it needs"
             assert handoff is not None
             assert engine is not None
-            post = self._writer.post(target, handoff, engine)
+            post = self._writer.post(target, handoff, engine, now)
             if post is None:
                 continue
             if not target.times.first_post:
@@ -174,6 +174,17 @@ class Transfers:
         read = self.handoffs.get(write.handoff)
         if read is not None:
             self.settle(read, now)
+
+    def tick(self, now: Instant) -> None:
+        """Ends what a write holds up that has neither landed nor failed within a lease. NIXL may never say
+        what became of one, e.g. where the network that carries the bytes is down and the links' is not; the
+        blocks stay held until something does."""
+        for write in self._writer.overdue(now - self._limits.lease):
+            filling = self.handoffs.get(write.target.handoff)
+            if filling is not None and write.target.live:
+                seconds = self._limits.lease / SECOND
+                detail = f"a write has neither landed nor failed within {seconds:g} s"
+                self.end(filling, Fault(Reason.TRANSPORT_FAILED, detail), now)
 
     def _note_landed(self, target: Target, handoff: Handoff, now: Instant) -> None:
         if not target.live or not target.done:

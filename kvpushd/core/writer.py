@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 
 from kvpushd.core.engines import Engine, Limits
 from kvpushd.core.events import WriteEnded
@@ -16,7 +17,7 @@ from kvpushd.core.layout import Blocks, Group, Window
 from kvpushd.core.pace import Pace
 from kvpushd.core.schedule import Candidate, Schedule
 from kvpushd.core.target import Target
-from kvpushd.core.words import HalfKey, LinkId, TargetKey, WriteId
+from kvpushd.core.words import HalfKey, Instant, LinkId, TargetKey, WriteId
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Write:
     target: Target
     lane: Lane
     size: int
+    since: Instant
 
 
 class Writer:
@@ -67,7 +69,7 @@ class Writer:
         candidate = self._schedule.pop()
         return candidate.what if candidate is not None else None
 
-    def post(self, target: Target, handoff: Handoff, engine: Engine) -> Post | None:
+    def post(self, target: Target, handoff: Handoff, engine: Engine, now: Instant) -> Post | None:
         """The write whose turn it is; None where there is nothing to write."""
         found = self._next(target, handoff, engine)
         if found is None:
@@ -77,7 +79,7 @@ class Writer:
         lane.post(window)
         self._last += 1
         write = WriteId(self._last)
-        self._writes[write] = Write(handoff.half, target, lane, size)
+        self._writes[write] = Write(handoff.half, target, lane, size, now)
         self._reading[handoff.half] += 1
         self._schedule.posted(target.said.link, size)
         source = engine.pools[lane.pair.source_rank]
@@ -140,6 +142,10 @@ class Writer:
         if not self._reading[found.handoff]:
             del self._reading[found.handoff]
         return found
+
+    def overdue(self, since: Instant) -> list[Write]:
+        """Writes under way that were posted by then, oldest first."""
+        return list(takewhile(lambda write: write.since <= since, self._writes.values()))
 
     def reading(self, handoff: HalfKey) -> int:
         """Writes under way that read the blocks of a handoff."""

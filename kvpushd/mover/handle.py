@@ -55,7 +55,7 @@ class MoverHandle:
         self._open = True
         self._grace: asyncio.TimerHandle | None = None
         self._calls: dict[_Key, asyncio.Future[mover_pb2.MoverReport]] = {}
-        self._writes: dict[int, Ended] = {}
+        self._writes: dict[int, tuple[Ended, float]] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ready.add_done_callback(lambda ready: ready.exception())  # not everybody awaits it
         self._died: asyncio.Future[Fault] = self._loop.create_future()
@@ -129,6 +129,11 @@ class MoverHandle:
         return len(self._writes)
 
     @property
+    def oldest_post(self) -> float | None:
+        """When the oldest of them was posted, by the loop's clock."""
+        return next((since for _, since in self._writes.values()), None)
+
+    @property
     def died(self) -> asyncio.Future[Fault]:
         """Done once the mover is reaped: nothing of it reads or writes a pool any more. Also after `stop`."""
         return self._died
@@ -187,7 +192,7 @@ class MoverHandle:
         """
         if write in self._writes:
             raise ValueError(f"write {write} is in flight: ids are used once")
-        self._writes[write] = ended
+        self._writes[write] = (ended, self._loop.time())
         command = mover_pb2.PostWrite(
             write_id=write,
             source_pool=source_pool,
@@ -311,11 +316,11 @@ class MoverHandle:
             ended=report.ended_monotonic_ns,
         )
         # By call_soon, so that a callback that raises does not keep the other reports from being heard.
-        self._loop.call_soon(self._writes.pop(report.write_id), ended)
+        self._loop.call_soon(self._writes.pop(report.write_id)[0], ended)
 
     def _end_writes(self, fault: Fault) -> None:
         for write in list(self._writes):
-            self._loop.call_soon(self._writes.pop(write), WriteEnded(WriteId(write), fault))
+            self._loop.call_soon(self._writes.pop(write)[0], WriteEnded(WriteId(write), fault))
 
     def _hang_up(self) -> None:
         """The link is closed. The mover may yet run: make sure that it does not."""

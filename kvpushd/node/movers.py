@@ -45,17 +45,20 @@ class Movers:
         on_replaced: Callable[[], Awaitable[None]],
         *,
         silence: float,
+        write_patience: float,
         start: StartMover,
     ) -> None:
         """`settings` are asked for at each start, for an agent's name is used once; `on_died` is called as
         soon as a mover is reaped, `on_replaced` once the next one is ready. A mover that does not beat for
-        `silence` seconds counts as stuck; it beats each second. `start` makes its process."""
+        `silence` seconds counts as stuck; it beats each second. So does one that has said nothing of a write
+        for `write_patience` seconds: nothing else ends such a write. `start` makes its process."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
         self._on_died = on_died
         self._on_replaced = on_replaced
         self._silence = silence
+        self._write_patience = write_patience
         self._start_process = start
         self._handle: MoverHandle | None = None
         self._attention = Attention.IDLE
@@ -144,6 +147,11 @@ class Movers:
                 continue
             if loop.time() - handle.last_beat > self._silence:
                 self._log.error("mover is stuck: killed", pid=handle.pid, silent=self._silence)
+                await handle.kill()
+            elif handle.oldest_post is not None and loop.time() - handle.oldest_post > self._write_patience:
+                self._log.error(
+                    "a write never ends: mover killed", pid=handle.pid, waited=self._write_patience
+                )
                 await handle.kill()
 
     async def stop(self) -> None:

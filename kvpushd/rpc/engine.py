@@ -17,13 +17,14 @@ from grpc.aio import EOF  # type: ignore[attr-defined]
 
 from kvpush_client import event_wire, hello_wire, item_wire
 from kvpush_client._proto import engine_pb2, engine_pb2_grpc
+from kvpush_client.count import Count, Lost
 from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.events import Rejected
 from kvpush_client.items import PROTOCOL, Advance, DescribePool, Identity, Item, Role, Welcome
-from kvpush_client.link import MAX_MESSAGE
+from kvpush_client.link import MAX_MESSAGE, QUIET
 from kvpush_client.wire import Malformed
 from kvpushd.core import fingerprint
-from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unsupported
+from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unreachable, Unsupported
 from kvpushd.rpc import sockets, status
 
 _TOKEN_BYTES = 32
@@ -213,19 +214,31 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             task.result()
 
     async def _listen(self, session: EngineSession, context: Any) -> None:
+        count = Count()
         while True:
             request = await context.read()
             if request is EOF:
                 return
-            for message in request.items:
+            try:
+                new = count.new(request.items, request.first if request.HasField("first") else None)
+            except Lost as error:
+                raise Unreachable(f"the engine's session: {error}") from error
+            for message in new:
                 self._take(session, message)
 
     async def _speak(self, session: EngineSession, context: Any) -> None:
+        said = 0
+        quiet: float | None = None
         while True:
-            events = await session.next_events()
-            await context.write(
-                engine_pb2.SessionResponse(events=[event_wire.event_to_wire(event) for event in events])
-            )
+            try:
+                async with asyncio.timeout(quiet):
+                    events = await session.next_events()
+                quiet = QUIET
+            except TimeoutError:
+                events, quiet = [], None
+            wire = [event_wire.event_to_wire(event) for event in events]
+            await context.write(engine_pb2.SessionResponse(events=wire, first=said))
+            said += len(wire)
 
     def _take(self, session: EngineSession, message: engine_pb2.EngineItem) -> None:
         try:

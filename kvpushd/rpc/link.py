@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import grpc.aio
 
 from kvpush_client._proto import peer_pb2
+from kvpush_client.count import Count, Lost
 from kvpushd.errors import Invalid, KvpushError, OverLimit, Unreachable
 from kvpushd.rpc.terms import Terms
 
@@ -33,16 +34,19 @@ class Wire(Generic[Said, Heard]):
         self,
         terms: Terms,
         beat: Callable[[], Said],
-        pack: Callable[[Sequence[Said]], Any],
+        pack: Callable[[Sequence[Said], int], Any],
     ) -> None:
+        """`pack` makes a message of items and of how many were said before them."""
         self._terms = terms
         self._beat: Callable[[], Said] = beat
-        self._pack: Callable[[Sequence[Said]], Any] = pack
+        self._pack: Callable[[Sequence[Said], int], Any] = pack
         self._queue: deque[tuple[Said, int]] = deque()
         self._queued_bytes = 0
         self._wake = asyncio.Event()
         self._over: asyncio.Future[KvpushError] = asyncio.get_running_loop().create_future()
         self._heard_at = 0.0
+        self._said = 0
+        self._count = Count()
 
     @property
     def ended(self) -> bool:
@@ -135,7 +139,7 @@ class Wire(Generic[Said, Heard]):
                 raise Invalid(
                     f"{len(message.items)} items in a message; allowed: {self._terms.items_per_message}"
                 )
-            for item in message.items:
+            for item in self._unheard(message):
                 kind = item.WhichOneof("item")
                 if kind is None:
                     raise Invalid("an item that says nothing, or what this version does not know")
@@ -143,16 +147,23 @@ class Wire(Generic[Said, Heard]):
                     heard(item)
         raise Unreachable("the peer closed the link")
 
+    def _unheard(self, message: Any) -> Sequence[Heard]:
+        try:
+            return self._count.new(message.items, message.first if message.HasField("first") else None)
+        except Lost as error:
+            raise Unreachable(f"the peer's link: {error}") from error
+
     async def _write(self, write: Callable[[Any], Awaitable[None]], every: float) -> None:
         while True:
             try:
                 async with asyncio.timeout(every):
                     await self._wake.wait()
             except TimeoutError:
-                await write(self._pack([self._beat()]))
-                continue
-            batch = self._take()
-            await write(self._pack(batch))
+                batch = [self._beat()]
+            else:
+                batch = self._take()
+            first, self._said = self._said, self._said + len(batch)
+            await write(self._pack(batch, first))
 
     def _take(self) -> list[Said]:
         batch: list[Said] = []

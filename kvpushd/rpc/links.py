@@ -102,7 +102,7 @@ class Links:
         wire = _OutWire(
             self._terms,
             lambda: peer_pb2.ReceiverItem(beat=peer_pb2.Beat()),
-            lambda items: peer_pb2.LinkRequest(items=items),
+            lambda items, first: peer_pb2.LinkRequest(items=items, first=first),
         )
         link = OutLink(address, wire)
         task = asyncio.get_running_loop().create_task(self._run(link, wire), name=f"link to {address}")

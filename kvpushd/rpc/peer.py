@@ -143,7 +143,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         wire = _InWire(
             self._terms,
             lambda: peer_pb2.SenderItem(beat=peer_pb2.Beat()),
-            lambda items: peer_pb2.LinkResponse(items=items),
+            lambda items, first: peer_pb2.LinkResponse(items=items, first=first),
         )
         self._log.info("link up", address=address, node=hello.node, software=hello.software)
         return InLink(address, hello, names, wire), wire

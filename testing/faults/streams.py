@@ -20,14 +20,18 @@ def parts(message: Any) -> list[Part]:
     """What a message of a stream comprises, one by one and in order."""
     found: list[Part] = []
     for field, value in message.ListFields():
-        for one in value if field.is_repeated else [value]:
-            whole = type(message)()
-            if field.is_repeated:
+        if field.is_repeated:
+            for number, one in enumerate(value):
+                whole = type(message)()
                 getattr(whole, field.name).append(one)
-            else:
-                getattr(whole, field.name).CopyFrom(one)
-            found.append((name_of(one), whole))
-    return found
+                if "first" in message.DESCRIPTOR.fields_by_name:
+                    whole.first = message.first + number
+                found.append((name_of(one), whole))
+        elif field.message_type is not None:
+            whole = type(message)()
+            getattr(whole, field.name).CopyFrom(value)
+            found.append((name_of(value), whole))
+    return found or [(message.DESCRIPTOR.name, message)]
 
 
 def name_of(message: Any) -> str:

@@ -546,6 +546,7 @@ def test_a_matched_pair_lives_for_as_long_as_the_prompt_takes() -> None:
     pair = Pair()
     pair.reserve()
     handoff = pair.hand_off(computed=4)
+    pair.world.run()
     for _ in range(10):
         pair.world.turn(LIMITS.lease)
         pair.world.run()
@@ -557,11 +558,29 @@ def test_a_matched_pair_lives_for_as_long_as_the_prompt_takes() -> None:
 def test_a_handoff_that_was_sealed_before_its_match_has_no_lease_after_it() -> None:
     pair = Pair()
     pair.hand_off()
+    pair.world.turn(LIMITS.lease // 2)
     pair.reserve()
-    pair.world.turn(LIMITS.lease)
+    pair.world.turn(LIMITS.lease // 2)
     assert ends(pair.p) == []
     pair.world.run()
     assert ends(pair.d) == ends(pair.p) == [None]
+
+
+@both_ways
+def test_a_write_that_nothing_is_heard_of_ends_its_request_with_the_lease_and_holds_its_blocks(
+    local: bool,
+) -> None:
+    pair = Pair(local=local)
+    pair.reserve()
+    pair.hand_off()
+    pair.world.turn(LIMITS.lease - 1)
+    assert ends(pair.d) == []
+    pair.world.turn(1)
+    pair.world.settle()
+    assert ends(pair.d) == [Reason.TRANSPORT_FAILED]
+    assert ends(pair.p) == [], "it may yet read"
+    pair.world.run()
+    assert ends(pair.p) == [Reason.TRANSPORT_FAILED]
 
 
 def test_a_lease_of_its_own_counts() -> None:

@@ -54,6 +54,32 @@ async def test_items_arrive_on_both_sides_in_the_order_in_which_they_were_sent()
 
 
 @in_loop
+async def test_items_that_are_said_twice_are_heard_once() -> None:
+    async with sending() as sender, grpc.aio.insecure_channel(sender.address) as channel:
+        stub: Any = PeerServiceStub(channel)
+        call = stub.Link()
+        await call.write(peer_pb2.LinkRequest(hello=HELLO))
+        await call.write(peer_pb2.LinkRequest(items=[withdraw(0), withdraw(1)], first=0))
+        await call.write(peer_pb2.LinkRequest(items=[withdraw(1), withdraw(2)], first=1))
+        assert [number_of(await soon(sender.notes.items.get())) for _ in range(3)] == [0, 1, 2]
+
+
+@in_loop
+async def test_a_link_on_which_an_item_is_missing_ends_at_once() -> None:
+    async with sending() as sender, grpc.aio.insecure_channel(sender.address) as channel:
+        stub: Any = PeerServiceStub(channel)
+        call = stub.Link()
+        await call.write(peer_pb2.LinkRequest(hello=HELLO))
+        await call.write(peer_pb2.LinkRequest(items=[withdraw(0)], first=0))
+        await call.write(peer_pb2.LinkRequest(items=[withdraw(3)], first=3))
+        _, fault = await soon(sender.notes.downs.get())
+        assert fault.reason is Reason.PEER_UNREACHABLE
+        assert "2 items were lost on the way" in fault.detail
+        assert number_of(await soon(sender.notes.items.get())) == 0
+        assert sender.notes.items.empty()
+
+
+@in_loop
 async def test_each_side_learns_the_names_of_the_other() -> None:
     async with sending("p-node") as sender, receiving("d-node") as (links, heard):
         links.dial(sender.address)

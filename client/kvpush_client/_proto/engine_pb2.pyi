@@ -80,6 +80,11 @@ class SessionRequest(google.protobuf.message.Message):
 
     HELLO_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """How many items were said on the stream before the first of these. What was heard before changes nothing; a
+    gap ends the session. Said alone a while after the last items. Absent = not counted.
+    """
     @property
     def hello(self) -> global___Hello:
         """Said once, first, alone."""
@@ -93,9 +98,11 @@ class SessionRequest(google.protobuf.message.Message):
         *,
         hello: global___Hello | None = ...,
         items: collections.abc.Iterable[global___EngineItem] | None = ...,
+        first: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["hello", b"hello"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["hello", b"hello", "items", b"items"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "hello", b"hello"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "hello", b"hello", "items", b"items"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_first", b"_first"]) -> typing.Literal["first"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -107,6 +114,11 @@ class SessionResponse(google.protobuf.message.Message):
 
     WELCOME_FIELD_NUMBER: builtins.int
     EVENTS_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """How many events were said on the stream before the first of these. What was heard before changes nothing; a
+    gap ends the session. Said alone a while after the last events. Absent = not counted.
+    """
     @property
     def welcome(self) -> global___Welcome:
         """Said once, first, alone."""
@@ -120,9 +132,11 @@ class SessionResponse(google.protobuf.message.Message):
         *,
         welcome: global___Welcome | None = ...,
         events: collections.abc.Iterable[global___EngineEvent] | None = ...,
+        first: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["welcome", b"welcome"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["events", b"events", "welcome", b"welcome"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "welcome", b"welcome"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first", b"_first", "events", b"events", "first", b"first", "welcome", b"welcome"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_first", b"_first"]) -> typing.Literal["first"] | None: ...
 
 global___SessionResponse = SessionResponse
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from kvpush_client._proto import types_pb2 as kvpush_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvpush/v1/peer.proto\x12\tkvpush.v1\x1a\x15kvpush/v1/types.proto\"Z\n\x0bLinkRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x14.kvpush.v1.PeerHello\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.kvpush.v1.ReceiverItem\"Y\n\x0cLinkResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x14.kvpush.v1.PeerHello\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.kvpush.v1.SenderItem\"_\n\tPeerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x0c\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x12\n\nsilence_ms\x18\x05 \x01(\r\"\xec\x01\n\x0cReceiverItem\x12+\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x19.kvpush.v1.ReceiverEngineH\x00\x12\'\n\x08\x61nnounce\x18\x02 \x01(\x0b\x32\x13.kvpush.v1.AnnounceH\x00\x12\'\n\x08withdraw\x18\x03 \x01(\x0b\x32\x13.kvpush.v1.WithdrawH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.kvpush.v1.BeatH\x00\x12\x34\n\x0b\x65ngine_gone\x18\x05 \x01(\x0b\x32\x1d.kvpush.v1.ReceiverEngineGoneH\x00\x42\x06\n\x04item\"\xc6\x02\n\nSenderItem\x12\x38\n\rengine_answer\x18\x01 \x01(\x0b\x32\x1f.kvpush.v1.ReceiverEngineAnswerH\x00\x12+\n\x07matched\x18\x02 \x01(\x0b\x32\x18.kvpush.v1.SenderMatchedH\x00\x12)\n\x06moving\x18\x03 \x01(\x0b\x32\x17.kvpush.v1.SenderMovingH\x00\x12)\n\x06landed\x18\x04 \x01(\x0b\x32\x17.kvpush.v1.SenderLandedH\x00\x12\'\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x16.kvpush.v1.SenderEndedH\x00\x12)\n\x06\x66\x65nced\x18\x06 \x01(\x0b\x32\x17.kvpush.v1.SenderFencedH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x07 \x01(\x0b\x32\x0f.kvpush.v1.BeatH\x00\x42\x06\n\x04item\"\x06\n\x04\x42\x65\x61t\"\xd9\x01\n\x0eReceiverEngine\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x03 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x16.kvpush.v1.Fingerprint\x12 \n\x06inlets\x18\x05 \x03(\x0b\x32\x10.kvpush.v1.Inlet\x12\"\n\x05pools\x18\x06 \x03(\x0b\x32\x13.kvpush.v1.RankPool\x12\x12\n\nworld_size\x18\x07 \x01(\r\"X\n\x08RankPool\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05inlet\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\x04\x12!\n\x06layout\x18\x04 \x01(\x0b\x32\x11.kvpush.v1.Layout\"f\n\x14ReceiverEngineAnswer\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x02 \x01(\t\x12\x1f\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x10.kvpush.v1.Fault\")\n\x12ReceiverEngineGone\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\"\xaf\x01\n\x08\x41nnounce\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0b\n\x03\x65nd\x18\x05 \x01(\r\x12!\n\x06\x62locks\x18\x06 \x03(\x0b\x32\x11.kvpush.v1.Blocks\x12\x10\n\x08priority\x18\x07 \x01(\x05\"\x7f\n\x08Withdraw\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x03 \x01(\t\x12\x1f\n\x05\x66\x61ult\x18\x04 \x01(\x0b\x32\x10.kvpush.v1.Fault\"I\n\rSenderMatched\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\"H\n\x0cSenderMoving\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\"\x9c\x01\n\x0cSenderLanded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12)\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x19.kvpush.v1.TransferCounts\x12\'\n\x05times\x18\x04 \x01(\x0b\x32\x18.kvpush.v1.TransferTimes\"x\n\x0bSenderEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x1f\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\"H\n\x0cSenderFenced\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x32J\n\x0bPeerService\x12;\n\x04Link\x12\x16.kvpush.v1.LinkRequest\x1a\x17.kvpush.v1.LinkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14kvpush/v1/peer.proto\x12\tkvpush.v1\x1a\x15kvpush/v1/types.proto\"x\n\x0bLinkRequest\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x14.kvpush.v1.PeerHello\x12&\n\x05items\x18\x02 \x03(\x0b\x32\x17.kvpush.v1.ReceiverItem\x12\x12\n\x05\x66irst\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_first\"w\n\x0cLinkResponse\x12#\n\x05hello\x18\x01 \x01(\x0b\x32\x14.kvpush.v1.PeerHello\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.kvpush.v1.SenderItem\x12\x12\n\x05\x66irst\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_first\"_\n\tPeerHello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0c\n\x04node\x18\x02 \x01(\t\x12\x0c\n\x04\x62oot\x18\x03 \x01(\x0c\x12\x10\n\x08software\x18\x04 \x01(\t\x12\x12\n\nsilence_ms\x18\x05 \x01(\r\"\xec\x01\n\x0cReceiverItem\x12+\n\x06\x65ngine\x18\x01 \x01(\x0b\x32\x19.kvpush.v1.ReceiverEngineH\x00\x12\'\n\x08\x61nnounce\x18\x02 \x01(\x0b\x32\x13.kvpush.v1.AnnounceH\x00\x12\'\n\x08withdraw\x18\x03 \x01(\x0b\x32\x13.kvpush.v1.WithdrawH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x04 \x01(\x0b\x32\x0f.kvpush.v1.BeatH\x00\x12\x34\n\x0b\x65ngine_gone\x18\x05 \x01(\x0b\x32\x1d.kvpush.v1.ReceiverEngineGoneH\x00\x42\x06\n\x04item\"\xc6\x02\n\nSenderItem\x12\x38\n\rengine_answer\x18\x01 \x01(\x0b\x32\x1f.kvpush.v1.ReceiverEngineAnswerH\x00\x12+\n\x07matched\x18\x02 \x01(\x0b\x32\x18.kvpush.v1.SenderMatchedH\x00\x12)\n\x06moving\x18\x03 \x01(\x0b\x32\x17.kvpush.v1.SenderMovingH\x00\x12)\n\x06landed\x18\x04 \x01(\x0b\x32\x17.kvpush.v1.SenderLandedH\x00\x12\'\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x16.kvpush.v1.SenderEndedH\x00\x12)\n\x06\x66\x65nced\x18\x06 \x01(\x0b\x32\x17.kvpush.v1.SenderFencedH\x00\x12\x1f\n\x04\x62\x65\x61t\x18\x07 \x01(\x0b\x32\x0f.kvpush.v1.BeatH\x00\x42\x06\n\x04item\"\x06\n\x04\x42\x65\x61t\"\xd9\x01\n\x0eReceiverEngine\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x03 \x01(\t\x12+\n\x0b\x66ingerprint\x18\x04 \x01(\x0b\x32\x16.kvpush.v1.Fingerprint\x12 \n\x06inlets\x18\x05 \x03(\x0b\x32\x10.kvpush.v1.Inlet\x12\"\n\x05pools\x18\x06 \x03(\x0b\x32\x13.kvpush.v1.RankPool\x12\x12\n\nworld_size\x18\x07 \x01(\r\"X\n\x08RankPool\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\r\n\x05inlet\x18\x02 \x01(\r\x12\x0c\n\x04\x62\x61se\x18\x03 \x01(\x04\x12!\n\x06layout\x18\x04 \x01(\x0b\x32\x11.kvpush.v1.Layout\"f\n\x14ReceiverEngineAnswer\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x02 \x01(\t\x12\x1f\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x10.kvpush.v1.Fault\")\n\x12ReceiverEngineGone\x12\x13\n\x0bincarnation\x18\x01 \x01(\x0c\"\xaf\x01\n\x08\x41nnounce\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\r\x12\x0b\n\x03\x65nd\x18\x05 \x01(\r\x12!\n\x06\x62locks\x18\x06 \x03(\x0b\x32\x11.kvpush.v1.Blocks\x12\x10\n\x08priority\x18\x07 \x01(\x05\"\x7f\n\x08Withdraw\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x18\n\x10sender_engine_id\x18\x03 \x01(\t\x12\x1f\n\x05\x66\x61ult\x18\x04 \x01(\x0b\x32\x10.kvpush.v1.Fault\"I\n\rSenderMatched\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\"H\n\x0cSenderMoving\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\"\x9c\x01\n\x0cSenderLanded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12)\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x19.kvpush.v1.TransferCounts\x12\'\n\x05times\x18\x04 \x01(\x0b\x32\x18.kvpush.v1.TransferTimes\"x\n\x0bSenderEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x1f\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12\x0e\n\x06\x66\x65nced\x18\x04 \x01(\x08\"H\n\x0cSenderFenced\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x32J\n\x0bPeerService\x12;\n\x04Link\x12\x16.kvpush.v1.LinkRequest\x1a\x17.kvpush.v1.LinkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,39 +33,39 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpush_client._proto.peer_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LINKREQUEST']._serialized_start=58
-  _globals['_LINKREQUEST']._serialized_end=148
-  _globals['_LINKRESPONSE']._serialized_start=150
-  _globals['_LINKRESPONSE']._serialized_end=239
-  _globals['_PEERHELLO']._serialized_start=241
-  _globals['_PEERHELLO']._serialized_end=336
-  _globals['_RECEIVERITEM']._serialized_start=339
-  _globals['_RECEIVERITEM']._serialized_end=575
-  _globals['_SENDERITEM']._serialized_start=578
-  _globals['_SENDERITEM']._serialized_end=904
-  _globals['_BEAT']._serialized_start=906
-  _globals['_BEAT']._serialized_end=912
-  _globals['_RECEIVERENGINE']._serialized_start=915
-  _globals['_RECEIVERENGINE']._serialized_end=1132
-  _globals['_RANKPOOL']._serialized_start=1134
-  _globals['_RANKPOOL']._serialized_end=1222
-  _globals['_RECEIVERENGINEANSWER']._serialized_start=1224
-  _globals['_RECEIVERENGINEANSWER']._serialized_end=1326
-  _globals['_RECEIVERENGINEGONE']._serialized_start=1328
-  _globals['_RECEIVERENGINEGONE']._serialized_end=1369
-  _globals['_ANNOUNCE']._serialized_start=1372
-  _globals['_ANNOUNCE']._serialized_end=1547
-  _globals['_WITHDRAW']._serialized_start=1549
-  _globals['_WITHDRAW']._serialized_end=1676
-  _globals['_SENDERMATCHED']._serialized_start=1678
-  _globals['_SENDERMATCHED']._serialized_end=1751
-  _globals['_SENDERMOVING']._serialized_start=1753
-  _globals['_SENDERMOVING']._serialized_end=1825
-  _globals['_SENDERLANDED']._serialized_start=1828
-  _globals['_SENDERLANDED']._serialized_end=1984
-  _globals['_SENDERENDED']._serialized_start=1986
-  _globals['_SENDERENDED']._serialized_end=2106
-  _globals['_SENDERFENCED']._serialized_start=2108
-  _globals['_SENDERFENCED']._serialized_end=2180
-  _globals['_PEERSERVICE']._serialized_start=2182
-  _globals['_PEERSERVICE']._serialized_end=2256
+  _globals['_LINKREQUEST']._serialized_end=178
+  _globals['_LINKRESPONSE']._serialized_start=180
+  _globals['_LINKRESPONSE']._serialized_end=299
+  _globals['_PEERHELLO']._serialized_start=301
+  _globals['_PEERHELLO']._serialized_end=396
+  _globals['_RECEIVERITEM']._serialized_start=399
+  _globals['_RECEIVERITEM']._serialized_end=635
+  _globals['_SENDERITEM']._serialized_start=638
+  _globals['_SENDERITEM']._serialized_end=964
+  _globals['_BEAT']._serialized_start=966
+  _globals['_BEAT']._serialized_end=972
+  _globals['_RECEIVERENGINE']._serialized_start=975
+  _globals['_RECEIVERENGINE']._serialized_end=1192
+  _globals['_RANKPOOL']._serialized_start=1194
+  _globals['_RANKPOOL']._serialized_end=1282
+  _globals['_RECEIVERENGINEANSWER']._serialized_start=1284
+  _globals['_RECEIVERENGINEANSWER']._serialized_end=1386
+  _globals['_RECEIVERENGINEGONE']._serialized_start=1388
+  _globals['_RECEIVERENGINEGONE']._serialized_end=1429
+  _globals['_ANNOUNCE']._serialized_start=1432
+  _globals['_ANNOUNCE']._serialized_end=1607
+  _globals['_WITHDRAW']._serialized_start=1609
+  _globals['_WITHDRAW']._serialized_end=1736
+  _globals['_SENDERMATCHED']._serialized_start=1738
+  _globals['_SENDERMATCHED']._serialized_end=1811
+  _globals['_SENDERMOVING']._serialized_start=1813
+  _globals['_SENDERMOVING']._serialized_end=1885
+  _globals['_SENDERLANDED']._serialized_start=1888
+  _globals['_SENDERLANDED']._serialized_end=2044
+  _globals['_SENDERENDED']._serialized_start=2046
+  _globals['_SENDERENDED']._serialized_end=2166
+  _globals['_SENDERFENCED']._serialized_start=2168
+  _globals['_SENDERFENCED']._serialized_end=2240
+  _globals['_PEERSERVICE']._serialized_start=2242
+  _globals['_PEERSERVICE']._serialized_end=2316
 # @@protoc_insertion_point(module_scope)

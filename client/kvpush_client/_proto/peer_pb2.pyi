@@ -25,6 +25,11 @@ class LinkRequest(google.protobuf.message.Message):
 
     HELLO_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """How many items were said on the link before the first of these, beats too. What was heard before changes
+    nothing; a gap ends the link. Absent = not counted.
+    """
     @property
     def hello(self) -> global___PeerHello:
         """Said once, first, alone."""
@@ -38,9 +43,11 @@ class LinkRequest(google.protobuf.message.Message):
         *,
         hello: global___PeerHello | None = ...,
         items: collections.abc.Iterable[global___ReceiverItem] | None = ...,
+        first: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["hello", b"hello"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["hello", b"hello", "items", b"items"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "hello", b"hello"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "hello", b"hello", "items", b"items"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_first", b"_first"]) -> typing.Literal["first"] | None: ...
 
 global___LinkRequest = LinkRequest
 
@@ -52,6 +59,11 @@ class LinkResponse(google.protobuf.message.Message):
 
     HELLO_FIELD_NUMBER: builtins.int
     ITEMS_FIELD_NUMBER: builtins.int
+    FIRST_FIELD_NUMBER: builtins.int
+    first: builtins.int
+    """How many items were said on the link before the first of these, beats too. What was heard before changes
+    nothing; a gap ends the link. Absent = not counted.
+    """
     @property
     def hello(self) -> global___PeerHello:
         """Said once, first, alone."""
@@ -65,9 +77,11 @@ class LinkResponse(google.protobuf.message.Message):
         *,
         hello: global___PeerHello | None = ...,
         items: collections.abc.Iterable[global___SenderItem] | None = ...,
+        first: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["hello", b"hello"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["hello", b"hello", "items", b"items"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "hello", b"hello"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_first", b"_first", "first", b"first", "hello", b"hello", "items", b"items"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_first", b"_first"]) -> typing.Literal["first"] | None: ...
 
 global___LinkResponse = LinkResponse
 
