@@ -176,7 +176,11 @@ class Link:
         code, details = error.code(), error.details() or ""
         for name, value in error.trailing_metadata() or ():
             if name == REASON_KEY:
-                return DaemonRefused(_reason(value), details)
+                reason = _reason(value)
+                # That is no answer to what was asked for, and the next try may get one.
+                if reason is Reason.PEER_UNREACHABLE:
+                    return DaemonUnreachable(f"{self._socket}: {details}")
+                return DaemonRefused(reason, details)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return DaemonRefused(Reason.UNSUPPORTED, f"{self._socket} serves no kvpush.v1.EngineService")
         return DaemonUnreachable(f"{self._socket}: {code.name.lower()}: {details}")

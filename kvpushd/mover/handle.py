@@ -55,6 +55,7 @@ class MoverHandle:
         self._open = True
         self._grace: asyncio.TimerHandle | None = None
         self._calls: dict[_Key, asyncio.Future[mover_pb2.MoverReport]] = {}
+        self._asked: dict[_Key, float] = {}
         self._writes: dict[int, tuple[Ended, float]] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ready.add_done_callback(lambda ready: ready.exception())  # not everybody awaits it
@@ -128,10 +129,15 @@ class MoverHandle:
         """Writes posted and not ended."""
         return len(self._writes)
 
-    @property
-    def oldest_post(self) -> float | None:
-        """When the oldest of them was posted, by the loop's clock."""
-        return next((since for _, since in self._writes.values()), None)
+    def overdue(self, patience: float, write_patience: float) -> str | None:
+        """What the mover should have answered by now: a call within `patience` seconds, what waits for
+        writes within `write_patience`. None where there is no such thing."""
+        now = self._loop.time()
+        for (kind, _), since in self._asked.items():
+            if now - since > (write_patience if kind == "pool_unmapped" else patience):
+                return kind
+        since = next((since for _, since in self._writes.values()), now)
+        return "write_ended" if now - since > write_patience else None
 
     @property
     def died(self) -> asyncio.Future[Fault]:
@@ -237,12 +243,14 @@ class MoverHandle:
             raise ValueError(f"{key[0]} is awaited for {key[1]!r} already")
         answer: asyncio.Future[mover_pb2.MoverReport] = self._loop.create_future()
         self._calls[key] = answer
+        self._asked[key] = self._loop.time()
         try:
             self._send(command, fd)
             report = await answer
         finally:
             if self._calls.get(key) is answer:
                 del self._calls[key]
+            self._asked.pop(key, None)
         body = getattr(report, key[0])
         if body.DESCRIPTOR.fields_by_name.get("fault") is not None and body.HasField("fault"):
             fault = wire.fault_from_wire(body.fault)

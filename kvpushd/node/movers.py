@@ -50,8 +50,9 @@ class Movers:
     ) -> None:
         """`settings` are asked for at each start, for an agent's name is used once; `on_died` is called as
         soon as a mover is reaped, `on_replaced` once the next one is ready. A mover that does not beat for
-        `silence` seconds counts as stuck; it beats each second. So does one that has said nothing of a write
-        for `write_patience` seconds: nothing else ends such a write. `start` makes its process."""
+        `silence` seconds counts as stuck; it beats each second. So does one that has not answered a call by
+        then, or has said nothing of a write for `write_patience` seconds: nothing else ends such a write.
+        `start` makes its process."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
@@ -148,10 +149,8 @@ class Movers:
             if loop.time() - handle.last_beat > self._silence:
                 self._log.error("mover is stuck: killed", pid=handle.pid, silent=self._silence)
                 await handle.kill()
-            elif handle.oldest_post is not None and loop.time() - handle.oldest_post > self._write_patience:
-                self._log.error(
-                    "a write never ends: mover killed", pid=handle.pid, waited=self._write_patience
-                )
+            elif (missing := handle.overdue(self._silence, self._write_patience)) is not None:
+                self._log.error("mover does not answer: killed", pid=handle.pid, missing=missing)
                 await handle.kill()
 
     async def stop(self) -> None:

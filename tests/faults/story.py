@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One story over real daemons in which every message of links, sessions and movers is said."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from kvpush_client.events import (
+    HandoffEnded,
+    Reason,
+    Rejected,
+    ReservationEnded,
+    ReservationReleased,
+    Side,
+    TransferKey,
+)
+from testing.faults.board import Board
+from testing.faults.rules import Act, Rule
+from testing.node import Node
+from testing.rank import BLOCK, Engine, new_key
+from tests.daemon.daemon_kit import assert_same, eventually, leftovers, transfer
+
+LEASE = 2.0
+SETTINGS = {
+    "lease": LEASE,
+    "link_silence": 1.0,
+    "mover_silence": 2.0,
+    "fence_patience": 0.5,
+    "connect_timeout": 1.0,
+    "drain_timeout": 5.0,
+}
+HANG = 2.5
+"""Seconds that a hang lasts: longer than any of the daemons' own patience."""
+IDS = range(8)
+END = len(IDS) * BLOCK
+
+_names = itertools.count()
+
+Ends = tuple[Reason | None, Reason | None]
+"""How a transfer ended for D and for P; None = all has landed."""
+
+
+@dataclass
+class Pair:
+    """Two nodes of the test build, and their board."""
+
+    p: Node
+    d: Node
+    board: Board
+
+    def story(self, rule: Rule) -> tuple[Ends, Ends]:
+        """Two engines come, send once, send again, are told to stop, and go; the rule strikes on the way.
+
+        Returns how the first transfer ended, and how the second, which D cancels while bytes are under way.
+        """
+        # So that a write is still under way when D cancels.
+        slow = Rule("nixl.completion", Act.DELAY, nth=2, times=None, seconds=0.3, node="p")
+        broken = Rule("peer.send.Beat", Act.FAIL, node="d")
+        again = [broken] if rule.point.endswith("PeerHello") else []
+        self.board.set([*again, rule, slow])
+        for one in again:
+            eventually(partial(self.struck, one))
+        if rule.point.endswith("MoverReady"):
+            os.kill(self.p.mover_pid, signal.SIGKILL)
+        with ExitStack() as stack, self._lifted(rule):
+            p, d = (self._engine(stack, node) for node in (self.p, self.d))
+            eventually(lambda: p.ready() and d.ready())
+            first = self._first(p, d)
+            eventually(lambda: p.ready() and d.ready())
+            second = self._second(p, d)
+            self._asides(p, d)
+            if rule.point.endswith(("Draining", "StopMover")):
+                self.p.stop()
+                self.p.start()
+        eventually(lambda: self.struck(rule))
+        self.board.clear()
+        for node in (self.p, self.d):
+            eventually(partial(self._left, node), lambda left: not left)
+        return first, second
+
+    def struck(self, rule: Rule) -> bool:
+        """Whether it has."""
+        return any(firing.rule == rule.id for firing in self.board.firings)
+
+    def works(self) -> None:
+        """New engines' KV moves."""
+        with ExitStack() as stack:
+            p, d = (self._engine(stack, node) for node in (self.p, self.d))
+            p.wait_ready()
+            d.wait_ready()
+            transfer(p, d)
+        for node in (self.p, self.d):
+            eventually(partial(self._left, node), lambda left: not left)
+
+    def _left(self, node: Node) -> object:
+        try:
+            return leftovers(node)
+        except (grpc.RpcError, IndexError) as error:  # no mover at the moment, say
+            return error
+
+    def _engine(self, stack: ExitStack, node: Node) -> Engine:
+        engine = Engine(node, f"{node.name}-{next(_names)}", board=self.board)
+        stack.callback(engine.close)
+        engine.begin()
+        return engine
+
+    @contextmanager
+    def _lifted(self, rule: Rule) -> Iterator[None]:
+        """Takes a hang away, some time after it has struck."""
+        over = threading.Event()
+
+        def lift() -> None:
+            while not self.struck(rule):
+                if over.wait(0.01):
+                    return
+            if not over.wait(HANG):
+                self.board.clear()
+
+        thread = threading.Thread(target=lift)
+        if rule.act is Act.HANG:
+            thread.start()
+        yield
+        over.set()
+        if rule.act is Act.HANG:
+            thread.join()
+
+    def _first(self, p: Engine, d: Engine) -> Ends:
+        key = new_key()
+        p.fill(IDS, 5)
+        d.reserve(key, p, IDS, END)
+        p.hand_off(key, IDS, END)
+        p.advance(key, END)
+        ended = self._ends(p, d, key)
+        if ended[0] is None:
+            assert_same(p, IDS, d, IDS, END)
+        return ended
+
+    def _second(self, p: Engine, d: Engine) -> Ends:
+        key = new_key()
+        d.reserve(key, p, IDS, END)
+        p.hand_off(key, IDS)
+        p.advance(key, END)
+        deadline = time.monotonic() + LEASE
+        while time.monotonic() < deadline and not self.p.status().held.writes:
+            if any(isinstance(event, ReservationEnded) for event in d.heard):
+                break
+            time.sleep(0.005)
+        d.scheduler.cancel(key, Side.RECEIVER, "the client left")
+        # What P has of it that nobody told about it is P's to end.
+        deadline = time.monotonic() + LEASE
+        while time.monotonic() < deadline and not any(isinstance(e, HandoffEnded) for e in p.heard):
+            time.sleep(0.005)
+        p.scheduler.cancel(key, Side.SENDER, "the client left")
+        return self._ends(p, d, key)
+
+    def _asides(self, p: Engine, d: Engine) -> None:
+        """What is said beside a transfer; and of what can't be, the one answer."""
+        d.scheduler.first_token(new_key())
+        d.scheduler.decline(new_key(), [p.address])
+        wrong = new_key()
+        p.hand_off(wrong, [1 << 20])
+        answers = (Rejected, HandoffEnded)
+        p.wait_until(lambda event: isinstance(event, answers) and event.key == wrong)
+
+    def _ends(self, p: Engine, d: Engine, key: TransferKey) -> Ends:
+        end = d.wait_for(ReservationEnded, key)
+        if not end.released:
+            d.wait_for(ReservationReleased, key)
+        handoff = p.wait_for(HandoffEnded, key)
+        twice = [e for e in (*p.heard, *d.heard) if isinstance(e, ReservationEnded | HandoffEnded)]
+        assert not twice, "each half ends once"
+        return (
+            end.fault.reason if end.fault is not None else None,
+            handoff.fault.reason if handoff.fault is not None else None,
+        )
