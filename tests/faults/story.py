@@ -129,10 +129,12 @@ class Pair:
         thread = threading.Thread(target=lift)
         if rule.act is Act.HANG:
             thread.start()
-        yield
-        over.set()
-        if rule.act is Act.HANG:
-            thread.join()
+        try:
+            yield
+        finally:
+            over.set()
+            if rule.act is Act.HANG:
+                thread.join()
 
     def _first(self, p: Engine, d: Engine) -> Ends:
         key = new_key()
