@@ -146,12 +146,15 @@ class Movers:
             if loop.time() - due > LOOK:
                 # This process stood still (a stopped VM, a debugger): beats may wait in the link, unread.
                 continue
-            if loop.time() - handle.last_beat > self._silence:
-                self._log.error("mover is stuck: killed", pid=handle.pid, silent=self._silence)
+            if (why := self._stuck(handle, loop.time())) is not None:
+                self._log.error("mover is stuck: killed", pid=handle.pid, why=why)
                 await handle.kill()
-            elif (missing := handle.overdue(self._silence, self._write_patience)) is not None:
-                self._log.error("mover does not answer: killed", pid=handle.pid, missing=missing)
-                await handle.kill()
+
+    def _stuck(self, handle: MoverHandle, now: float) -> str | None:
+        if now - handle.last_beat > self._silence:
+            return f"silent for {self._silence:g} s"
+        missing = handle.overdue(self._silence, self._write_patience)
+        return None if missing is None else f"it beats, and says no {missing}"
 
     async def stop(self) -> None:
         """Ends the mover in order."""
