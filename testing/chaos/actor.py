@@ -159,7 +159,8 @@ class _Turn:
                 time.sleep(self._scenario.gap)
             self._blows.strike(fault)
         if held.d_stopped and not self._scenario.hits(Whom.D_ENGINE, Blow.KILL):
-            self._stage.engines[D].kill(signal.SIGCONT)
+            with contextlib.suppress(EngineFailed):
+                self._stage.engines[D].kill(signal.SIGCONT)
         self._stage.link.shape(None)
         if held.later is not None:
             with contextlib.suppress(EngineFailed):  # it may be the one that was killed
@@ -280,7 +281,7 @@ class _Turn:
             if node.running:
                 node.signal(signal.SIGCONT)
             whom = next((whom for whom, of in DAEMONS.items() if of == name), None)
-            if whom is not None and self._blows.ended(whom) and node.running:
+            if whom is not None and node.running and self._blows.ends(whom, node.pid):
                 node.wait()
             if not node.running:
                 node.launch()

@@ -41,7 +41,8 @@ class Blows:
         """When each happened, CLOCK_MONOTONIC."""
         self.at_unix_ns = 0
         """When the first happened."""
-        self._ended: set[Whom] = set()
+        self._ended: dict[Whom, int] = {}
+        """By who was killed or told to end: the process, 0 for an engine's."""
         self._awaited: dict[str, Point] = {}
 
     def strike(self, fault: Fault) -> None:
@@ -75,21 +76,23 @@ class Blows:
             # What came of it came after it.
             self.at.append(time.monotonic() - max(0.0, time.time() - firing.time))
             if fault.act == "exit":
-                self._ended.add(_EXITS[fault.process, fault.node])
+                self._ended[_EXITS[fault.process, fault.node]] = firing.pid
         return bool(self._awaited)
 
     def _signal(self, strike: Strike) -> None:
         number = SIGNALS[strike.blow]
         whom = strike.whom
-        if strike.blow is not Blow.STOP:
-            self._ended.add(whom)
         if whom in (Whom.P_ENGINE, Whom.D_ENGINE):
+            if strike.blow is not Blow.STOP:
+                self._ended[whom] = 0
             engine = self._stage.engines[ENGINES[whom]]
             engine.kill(number)
             if strike.blow is Blow.STOP:
                 self._undo_later(strike, lambda: engine.kill(signal.SIGCONT))
             return
         pid = self._stage.pid(whom)
+        if strike.blow is not Blow.STOP:
+            self._ended[whom] = pid
         os.kill(pid, number)
         if strike.blow is Blow.KILL:
             wait_for(f"{whom.value} is gone", lambda: state(pid) in ("", "Z"), SEEN)
@@ -103,6 +106,10 @@ class Blows:
     def ended(self, whom: Whom) -> bool:
         """Whether somebody was killed, or told to end."""
         return whom in self._ended
+
+    def ends(self, whom: Whom, pid: int) -> bool:
+        """Whether this process of somebody's was killed, or told to end."""
+        return self._ended.get(whom) == pid
 
     def stops(self, whom: Whom) -> bool:
         """Whether somebody stands still now."""

@@ -20,9 +20,11 @@ class Flow:
     """Engines by hand on both nodes. Use it as a context; `rate` looks at it."""
 
     def __init__(self, stage: Stage) -> None:
-        self._sender = Engine(stage.nodes["p"], "flow-p", _BLOCKS * _UNDER_WAY, cell=_CELL)
-        self._receiver = Engine(stage.nodes["e"], "flow-e", _BLOCKS * _UNDER_WAY, cell=_CELL)
-        self._bytes_each = sum(rank.bytes.nbytes for rank in self._sender.ranks) // _UNDER_WAY
+        # Eight times as many blocks as are handed off, since unmatched handoffs may hold a part only.
+        blocks = 8 * _BLOCKS * _UNDER_WAY
+        self._sender = Engine(stage.nodes["p"], "flow-p", blocks, cell=_CELL)
+        self._receiver = Engine(stage.nodes["e"], "flow-e", blocks, cell=_CELL)
+        self._bytes_each = sum(rank.bytes.nbytes for rank in self._sender.ranks) * _BLOCKS // blocks
         self._landed = 0
         self._failed: list[Any] = []
         self._over = threading.Event()

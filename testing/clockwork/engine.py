@@ -4,6 +4,7 @@
 Methods may be called from any thread. `harness` makes engines.
 """
 
+import contextlib
 import itertools
 import os
 import signal
@@ -242,8 +243,12 @@ class Engine:
         return self._ask(Inspect(function, arguments), timeout)
 
     def kill(self, signum: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal to the engine's process."""
-        signal.pidfd_send_signal(self._await(self._born, 60.0, "birth"), signum)
+        """Send a signal to the engine's process. Raises EngineFailed if it has ended."""
+        process = self._await(self._born, 60.0, "birth")
+        with self._lock:  # its descriptor is closed under the lock, and may then be another's
+            if self._failure is not None:
+                raise self._failure
+            signal.pidfd_send_signal(process, signum)
 
     def ended(self, timeout: float) -> str:
         """How the engine ended, once it has. Raises TimeoutError."""
@@ -268,7 +273,8 @@ class Engine:
                     signal.pidfd_send_signal(self._born.result(), signal.SIGCONT)
         self._reader.join(EXIT_S)
         if self._reader.is_alive():
-            self.kill(signal.SIGKILL)
+            with contextlib.suppress(EngineFailed):  # it may end just now
+                self.kill(signal.SIGKILL)
             self._reader.join()
         self._connection.close()
 
@@ -349,13 +355,13 @@ class Engine:
                 request._progress(report)
 
     def _end(self, ending: str) -> None:
-        if self._born.done():
-            os.close(self._born.result())
         self._life.close()
         tail = "" if self._closing else f"; its log ends:\n{self.log_tail()}"
         error = EngineFailed(f"engine {self.name} ended: {ending}{tail}")
         with self._lock:
             self._failure = error
+            if self._born.done():
+                os.close(self._born.result())
             requests, self._requests = list(self._requests.values()), {}
             answers, self._answers = list(self._answers.values()), {}
         futures: list[Future[Any]] = [self._born, self._ready, *answers]
