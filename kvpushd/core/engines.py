@@ -92,6 +92,12 @@ class Limits:
     """The most that one write carries, so that short transfers need not wait long for long ones."""
     link_bytes: int = 64 << 20
     """The most that is in flight to one link; a write always may go to an idle link."""
+    engines_per_link: int = 64
+    """Receiving engines that one link may describe."""
+    halves_per_link: int = 100_000
+    """Reservations that the engines of one link may have announced."""
+    blocks_per_link: int = 1 << 24
+    """Blocks that those may name in all: a list is small where it is said, and large where it is kept."""
     tombs: int = 100_000
     """How many ended or cancelled keys are remembered."""
 

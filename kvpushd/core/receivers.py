@@ -32,8 +32,10 @@ class Fit:
 class Receivers:
     """By link and incarnation, from their description until they or their link are gone."""
 
-    def __init__(self, engines: Engines) -> None:
+    def __init__(self, engines: Engines, most: int) -> None:
+        """At most `most` are taken in on each link."""
         self._engines = engines
+        self._most = most
         self._known: dict[ReceiverKey, _Known] = {}
 
     def describe(self, link: LinkId, view: ReceiverView, sender_engine_id: str) -> Fault | None:
@@ -44,6 +46,9 @@ class Receivers:
         engine = self._engines.named(sender_engine_id)
         if engine is None or not engine.known:
             return _no_such(sender_engine_id)
+        taken = self._elsewhere(view) or self._too_many(link, view)
+        if taken is not None:
+            return taken
         try:
             pairs = pair_up(engine, view)
         except Refused as error:
@@ -53,6 +58,30 @@ class Receivers:
             known = self._known[link, view.incarnation] = _Known(view)
         known.fits[engine.incarnation] = pairs
         return None
+
+    def _elsewhere(self, view: ReceiverView) -> Fault | None:
+        """A rank of an engine is on one node: whoever else bears its name would be given what is its."""
+        mine = self._engines.named(view.engine_id) if view.node else None
+        ranks = set(mine.pools) if mine is not None else set()
+        for known in self._known.values():
+            if known.view.engine_id == view.engine_id and known.view.node != view.node:
+                ranks.update(known.view.pools)
+        both = sorted(ranks & view.pools.keys())
+        if not both:
+            return None
+        return Fault(
+            Reason.DUPLICATE,
+            f"rank {both[0]} of engine {view.engine_id!r} is on another node already: give each engine an "
+            "engine_id of its own",
+        )
+
+    def _too_many(self, link: LinkId, view: ReceiverView) -> Fault | None:
+        if not view.node:
+            return None
+        others = [known for known in self.on(link) if known[1] != view.incarnation]
+        if len(others) < self._most:
+            return None
+        return Fault(Reason.OVER_LIMIT, f"{len(others)} engines are described on this link already")
 
     def fit(self, receiver: ReceiverKey, sender_engine_id: str) -> Fit | Fault:
         """A described receiver and the engine that it names, or why they don't go together."""

@@ -45,7 +45,7 @@ class Sender:
         self._transfers = Transfers(engines, limits, out)
         self._handoffs = self._transfers.handoffs
         self._targets = self._transfers.targets
-        self._receivers = Receivers(engines)
+        self._receivers = Receivers(engines, limits.engines_per_link)
         self._early = Early(limits.lease, limits.halves_per_engine)
         self._cancelled_early: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
         self.draining = False
@@ -222,6 +222,9 @@ class Sender:
         many = self._targets.count((event.link, event.incarnation))
         if many >= self._limits.halves_per_engine:
             return Fault(Reason.OVER_LIMIT, f"engine {fit.view.engine_id} has announced {many} reservations")
+        too_much = None if is_local(event.link) else self._too_much(event)
+        if too_much is not None:
+            return too_much
         try:
             for layout in fit.view.pools.values():
                 check_blocks(layout, event.blocks, event.start, event.end)
@@ -229,6 +232,16 @@ class Sender:
         except Refused as error:
             return error.fault()
         return Target(event, fit.view, fit.engine.incarnation, lanes, times=Times(opened=now))
+
+    def _too_much(self, event: Announced) -> Fault | None:
+        """What other nodes announce costs memory here, whatever engines they say that it is for."""
+        held = self._targets.on(event.link)
+        if held.halves >= self._limits.halves_per_link:
+            return Fault(Reason.OVER_LIMIT, f"{held.halves} reservations are announced on this link")
+        blocks = held.blocks + sum(len(listed.ids) for listed in event.blocks)
+        if blocks > self._limits.blocks_per_link:
+            return Fault(Reason.OVER_LIMIT, f"reservations on this link would name {blocks} blocks")
+        return None
 
     def withdrawn(self, event: Withdrawn, now: Instant) -> None:
         """The receiver wants nothing (any more): the blocks can go as soon as nothing reads them."""
@@ -243,6 +256,8 @@ class Sender:
             return
         transfer = (engine.incarnation, event.key.transfer_id)
         current = self._handoffs.current(transfer)
+        if self._targets.waiting_for(transfer):
+            return  # who wants it says so on a link of its own: this word is about somebody else's wish
         if current is None:
             self._transfers.finish(transfer, as_peers_see(event.fault), now)
         elif not current.targets:

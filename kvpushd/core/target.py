@@ -61,6 +61,11 @@ class Target:
         return self.sender, self.said.key.transfer_id
 
     @property
+    def block_count(self) -> int:
+        """Blocks that it names, over all groups."""
+        return sum(len(b.ids) for b in self.said.blocks)
+
+    @property
     def live(self) -> bool:
         """Neither landed nor ended."""
         return self.fault is None and not self.landed

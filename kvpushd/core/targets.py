@@ -4,9 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvpushd.core.target import Target
-from kvpushd.core.words import Incarnation, ReceiverKey, TargetKey, Transfer
+from kvpushd.core.words import Incarnation, LinkId, ReceiverKey, TargetKey, Transfer
+
+
+@dataclass(slots=True)
+class Load:
+    """What is held for one link."""
+
+    halves: int = 0
+    blocks: int = 0
 
 
 class Targets:
@@ -16,6 +25,7 @@ class Targets:
         self._all: dict[TargetKey, Target] = {}
         self._of_receiver: dict[ReceiverKey, dict[TargetKey, Target]] = {}
         self._waiting: dict[Transfer, dict[TargetKey, Target]] = {}
+        self._loads: dict[LinkId, Load] = {}
 
     def get(self, key: TargetKey) -> Target | None:
         """The target, while it is held."""
@@ -30,6 +40,9 @@ class Targets:
         self._all[target.key] = target
         self._of_receiver.setdefault(target.owner, {})[target.key] = target
         self._waiting.setdefault(target.transfer, {})[target.key] = target
+        load = self._loads.setdefault(target.said.link, Load())
+        load.halves += 1
+        load.blocks += target.block_count
 
     def settle(self, target: Target) -> None:
         """It does not wait for a handoff any more."""
@@ -47,6 +60,11 @@ class Targets:
         del mine[target.key]
         if not mine:
             del self._of_receiver[target.owner]
+        load = self._loads[target.said.link]
+        load.halves -= 1
+        load.blocks -= target.block_count
+        if not load.halves:
+            del self._loads[target.said.link]
 
     def waiting_for(self, transfer: Transfer) -> list[Target]:
         """Those that a handoff of this transfer would fill, oldest first."""
@@ -64,6 +82,10 @@ class Targets:
     def count(self, receiver: ReceiverKey) -> int:
         """How many a receiver announced."""
         return len(self._of_receiver.get(receiver, ()))
+
+    def on(self, link: LinkId) -> Load:
+        """How much the receivers of a link have announced."""
+        return self._loads.get(link, Load())
 
     def __len__(self) -> int:
         return len(self._all)

@@ -61,6 +61,8 @@ class ReceiverView:
     fingerprint: Mapping[str, str]
     world_size: int
     pools: Mapping[int, Layout]
+    node: str = ""
+    """The node that presents it; empty where that is this one."""
 
 
 @dataclass(frozen=True, slots=True)

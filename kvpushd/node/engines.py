@@ -103,7 +103,7 @@ class EngineRoom:
         lease: float,
         peer_address: Callable[[], tuple[str, int]],
         software: str,
-        first_token: Callable[[TransferKey, int], None],
+        first_token: Callable[[Incarnation, TransferKey, int], None],
         metrics: Metrics,
     ) -> None:
         """`peer_address` is where other nodes reach this one; `lease` in seconds."""
@@ -341,7 +341,7 @@ class EngineRoom:
             case DescribePool():
                 self._describe(session, entry, item)
             case FirstToken():
-                self._first_token(item.key, item.unix_ns)
+                self._first_token(entry.incarnation, item.key, item.unix_ns)
             case _:
                 self._hub.feed(event_of(item, entry.incarnation, session.identity.rank, self._address))
 

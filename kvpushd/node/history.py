@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kvpush_client.events import Side, TransferKey
 from kvpushd.core.instructions import Account
-from kvpushd.core.words import SECOND, Instant, LinkId
+from kvpushd.core.words import SECOND, Incarnation, Instant, LinkId
 from kvpushd.metrics import Metrics
 from kvpushd.node.hub import Hub
 from kvpushd.rpc.peer_wire import unix_offset
@@ -96,13 +96,14 @@ class History:
                 span.event(name, at + offset)
         span.end(times.ended + offset, account.fault)
 
-    def first_token(self, key: TransferKey, unix_ns: int) -> None:
-        """Notes when the receiver's first token came out, on the last reservation of that key."""
+    def first_token(self, incarnation: Incarnation, key: TransferKey, unix_ns: int) -> None:
+        """Notes when the receiver's first token came out, on its engine's last reservation of that key."""
         for entry in self:
-            if entry.account.key == key and entry.account.side is Side.RECEIVER:
+            account = entry.account
+            if (account.incarnation, account.key, account.side) == (incarnation, key, Side.RECEIVER):
                 entry.first_token_unix_ns = unix_ns
-                landed = entry.account.times.landed
-                if landed and entry.account.fault is None:
+                landed = account.times.landed
+                if landed and account.fault is None:
                     self._metrics.first_token_after(max(0.0, (unix_ns - landed - unix_offset()) / SECOND))
                 return
 

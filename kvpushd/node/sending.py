@@ -40,6 +40,8 @@ from kvpushd.rpc.peer import InLink
 from kvpushd.rpc.peer_wire import times_to_wire
 
 MAX_RANKS = 4096
+MAX_INLETS = 64
+"""A node has an inlet per mover, and each that is opened costs its peer a connection."""
 INCARNATION_BYTES = 16
 MAX_PRESENTATIONS = 4096
 """Engines that may wait, of one link, to be presented."""
@@ -153,7 +155,7 @@ class SendingRoom:
             case "beat":
                 return
             case "engine":
-                self._queue(guest, Presented(item.engine, *_receiver_of(item.engine)))
+                self._queue(guest, Presented(item.engine, *_receiver_of(item.engine, link.hello.node)))
             case "announce":
                 self._hub.feed(_announced(guest.name, item.announce))
             case "withdraw":
@@ -294,12 +296,17 @@ class SendingRoom:
         self._say(item.link, said)
 
 
-def _receiver_of(engine: peer_pb2.ReceiverEngine) -> tuple[ReceiverView, dict[int, tuple[int, int]]]:
+def _receiver_of(
+    engine: peer_pb2.ReceiverEngine, node: str
+) -> tuple[ReceiverView, dict[int, tuple[int, int]]]:
     """The engine, and for each rank its inlet's index and its pool's base address. Raises Invalid."""
     if len(engine.incarnation) != INCARNATION_BYTES:
         raise Invalid(f"an incarnation has {INCARNATION_BYTES} bytes, not {len(engine.incarnation)}")
-    if not 1 <= len(engine.pools) <= MAX_RANKS or not 1 <= len(engine.inlets) <= MAX_RANKS:
-        raise Invalid(f"{len(engine.pools)} pools and {len(engine.inlets)} inlets; expected 1 to {MAX_RANKS}")
+    if not 1 <= len(engine.pools) <= MAX_RANKS or not 1 <= len(engine.inlets) <= MAX_INLETS:
+        raise Invalid(
+            f"{len(engine.pools)} pools and {len(engine.inlets)} inlets; expected 1 to {MAX_RANKS} and 1 to "
+            f"{MAX_INLETS}"
+        )
     pools: dict[int, Layout] = {}
     where: dict[int, tuple[int, int]] = {}
     for pool in engine.pools:
@@ -317,6 +324,7 @@ def _receiver_of(engine: peer_pb2.ReceiverEngine) -> tuple[ReceiverView, dict[in
         wire.fingerprint_from_wire(engine.fingerprint),
         max(engine.world_size, len(pools)),
         pools,
+        node,
     )
     return view, where
 

@@ -25,6 +25,7 @@ from kvpush_client.link import MAX_MESSAGE, QUIET
 from kvpush_client.wire import Malformed
 from kvpushd.core import fingerprint
 from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unreachable, Unsupported
+from kvpushd.logs import Sparing
 from kvpushd.rpc import sockets, status
 
 _TOKEN_BYTES = 32
@@ -125,6 +126,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._hello_timeout = hello_timeout
         self._sessions: set[EngineSession] = set()
         self._log = structlog.get_logger("kvpushd.engine")
+        self._sparing = Sparing(self._log)
 
     def __iter__(self) -> Iterator[EngineSession]:
         """The sessions that have been welcomed."""
@@ -153,7 +155,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         try:
             session, welcome = await self._admit(context)
         except KvpushError as error:
-            self._log.warning("engine refused", fault=str(error.fault()))
+            self._sparing.warning(error.reason.name, "engine refused", fault=str(error.fault()))
             await status.abort(context, error)
             return
         failure: KvpushError | None = None

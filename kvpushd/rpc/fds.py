@@ -18,6 +18,7 @@ from kvpush_client import wire
 from kvpush_client._proto import engine_pb2
 from kvpush_client.items import Role
 from kvpushd.errors import BadMemory, Forbidden, Invalid, KvpushError
+from kvpushd.logs import Sparing
 from kvpushd.rpc.engine import EngineSession
 
 _MAX_OFFER = 4096  # bytes
@@ -61,7 +62,7 @@ class FdService:
         self._lifeline = lifeline
         self._timeout = timeout
         self._slots = asyncio.Semaphore(most_connections)
-        self._log = structlog.get_logger("kvpushd.fds")
+        self._sparing = Sparing(structlog.get_logger("kvpushd.fds"))
 
     async def serve(self) -> None:
         """Until cancelled."""
@@ -75,7 +76,7 @@ class FdService:
                     self._slots.release()
                 except OSError as error:
                     # Out of descriptors, say. The connection stays in the backlog: try again, in a while.
-                    self._log.error("can't accept on fd.sock", error=str(error))
+                    self._sparing.warning("accept", "can't accept on fd.sock", error=str(error))
                     self._slots.release()
                     await asyncio.sleep(0.1)
                 else:
@@ -89,9 +90,9 @@ class FdService:
                     await _readable(connection)
                     self._answer(connection)
             except TimeoutError:
-                self._log.warning("a connection to fd.sock said nothing", seconds=self._timeout)
+                self._sparing.warning("silent", "a connection to fd.sock said nothing", seconds=self._timeout)
             except OSError as error:
-                self._log.warning("a connection to fd.sock broke", error=str(error))
+                self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
             finally:
                 self._slots.release()
 
@@ -102,7 +103,7 @@ class FdService:
                 return  # closed without a word
             answer = engine_pb2.PoolAnswer(pool_id=self._take(connection, data, fds, whole))
         except KvpushError as error:
-            self._log.warning("offer refused", fault=str(error.fault()))
+            self._sparing.warning(error.reason.name, "offer refused", fault=str(error.fault()))
             refusal = engine_pb2.PoolAnswer(fault=wire.fault_to_wire(error.fault()))
             connection.send(refusal.SerializeToString())
             return

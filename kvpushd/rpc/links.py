@@ -18,6 +18,7 @@ from kvpush_client._proto import peer_pb2
 from kvpush_client._proto.peer_pb2_grpc import PeerServiceStub
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, KvpushError, Unreachable
+from kvpushd.logs import Sparing
 from kvpushd.rpc import status
 from kvpushd.rpc.link import EOF, Wire
 from kvpushd.rpc.terms import Terms, check_hello
@@ -85,6 +86,7 @@ class Links:
         self._desk = desk
         self._links: dict[str, tuple[OutLink, asyncio.Task[None]]] = {}
         self._log = structlog.get_logger("kvpushd.links")
+        self._sparing = Sparing(self._log)
 
     def __iter__(self) -> Iterator[OutLink]:
         return iter([link for link, _ in self._links.values()])
@@ -140,7 +142,13 @@ class Links:
             fault = Fault(Reason.PEER_UNREACHABLE, f"internal error: {error!r}")
         wire.end(Unreachable(fault.detail))
         del self._links[link.address]
-        self._log.warning("link down", address=link.address, reason=fault.reason.name, detail=fault.detail)
+        self._sparing.warning(
+            f"{link.address} {fault.reason.name}",
+            "link down",
+            address=link.address,
+            reason=fault.reason.name,
+            detail=fault.detail,
+        )
         self._desk.on_down(link, fault)
 
     async def _carry(self, link: OutLink, wire: _OutWire) -> None:

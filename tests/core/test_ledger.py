@@ -23,12 +23,14 @@ from kvpushd.core.events import (
     InletClosed,
     LinkLost,
     PeerEnded,
+    PeerMatched,
     PoolMapped,
+    ReceiverLost,
     Reserved,
     Withdrawn,
     WriteEnded,
 )
-from kvpushd.core.instructions import Post, SayPeer, SayReached, TellHandoffEnded, TellRejected
+from kvpushd.core.instructions import Instruction, Post, SayPeer, SayReached, TellHandoffEnded, TellRejected
 from kvpushd.core.ledger import Ledger
 from kvpushd.core.words import LOCAL, SECOND, Incarnation, LinkId, Phase, ReceiverView, SenderAddress
 from tests.core.pools import Model, Shape, listed, rank
@@ -1136,8 +1138,8 @@ def test_a_reservation_names_its_senders_one_for_each_node(senders: tuple[str, .
 class Hostile:
     """A node with an engine P and an open handoff, and two peers that say what they like."""
 
-    def __init__(self, receiver_engine_id: str = "") -> None:
-        self.ledger = Ledger(LIMITS)
+    def __init__(self, limits: Limits = LIMITS, *, receiver_engine_id: str = "") -> None:
+        self.ledger = Ledger(limits)
         self.p = Incarnation(b"p" * 16)
         self.ledger.handle(EngineJoined(self.p, "P", {"model": "m"}, 1, 1), 0)
         self.ledger.handle(PoolMapped(self.p, 0, LAYOUT), 0)
@@ -1156,6 +1158,11 @@ class Hostile:
     def announce(self, link: str, incarnation: Incarnation, **changes: object) -> list[object]:
         said = Announced(LinkId(link), incarnation, KEY, "P", 0, 7, (listed(0, 3, 4),))
         return list(self.ledger.handle(replace(said, **changes), 0))  # type: ignore[arg-type]
+
+
+def reached(said: list[Instruction]) -> Reason | None:
+    (item,) = (s for s in said if isinstance(s, SayReached))
+    return item.reached.fault.reason if item.reached.fault is not None else None
 
 
 def refusal(said: list[object]) -> Reason:
@@ -1207,6 +1214,61 @@ def test_a_peer_can_not_withdraw_what_another_one_announced() -> None:
     ((handoff, targets),) = node.ledger.handoffs()
     assert handoff.fault is None
     assert len(targets) == 1
+
+
+def test_a_word_that_nothing_is_wanted_ends_nothing_that_another_peer_waits_for() -> None:
+    node = Hostile()
+    d = node.describe("B#1", "D")
+    other = TransferKey(b"t" * 16)
+    node.announce("B#1", d, key=other)
+    fault = Fault(Reason.NOT_WANTED, "")
+    assert node.ledger.handle(Withdrawn(LinkId("C#2"), None, other, "P", fault), 0) == []
+    said = node.ledger.handle(HandedOff(node.p, other, (listed(0, 1, 2),)), 0)
+    assert any(isinstance(s, SayPeer) and isinstance(s.item, PeerMatched) for s in said)
+
+
+def test_an_engine_that_bears_the_name_of_one_on_another_node_is_refused() -> None:
+    node = Hostile()
+    first = node.view("D", node="B")
+    assert reached(node.ledger.handle(Described(LinkId("B#1"), first, "P"), 0)) is None
+    thief = node.view("D", node="C", incarnation=Incarnation(b"c" * 16))
+    assert reached(node.ledger.handle(Described(LinkId("C#2"), thief, "P"), 0)) is Reason.DUPLICATE
+    again = node.view("D", node="B", incarnation=Incarnation(b"b" * 16))
+    assert reached(node.ledger.handle(Described(LinkId("B#3"), again, "P"), 0)) is None
+    other_ranks = replace(thief, pools={1: LAYOUT}, world_size=2)
+    assert reached(node.ledger.handle(Described(LinkId("C#2"), other_ranks, "P"), 0)) is None
+    ours = node.view("P", node="C", incarnation=Incarnation(b"e" * 16))
+    assert reached(node.ledger.handle(Described(LinkId("C#2"), ours, "P"), 0)) is Reason.DUPLICATE
+
+
+def test_a_name_is_free_again_once_its_link_is_lost() -> None:
+    node = Hostile()
+    node.ledger.handle(Described(LinkId("B#1"), node.view("D", node="B"), "P"), 0)
+    node.ledger.handle(ReceiverLost(LinkId("B#1"), "gone"), 0)
+    moved = node.view("D", node="C")
+    assert reached(node.ledger.handle(Described(LinkId("C#2"), moved, "P"), 0)) is None
+
+
+def test_a_link_describes_no_more_engines_than_its_limit() -> None:
+    node = Hostile(replace(LIMITS, engines_per_link=2))
+    for index, wanted in enumerate((None, None, Reason.OVER_LIMIT)):
+        view = node.view(f"D{index}", node="B", incarnation=Incarnation(bytes([index]) * 16))
+        assert reached(node.ledger.handle(Described(LinkId("B#1"), view, "P"), 0)) is wanted
+    elsewhere = node.view("E", node="C")
+    assert reached(node.ledger.handle(Described(LinkId("C#2"), elsewhere, "P"), 0)) is None
+
+
+@pytest.mark.parametrize(("limit", "most"), [("halves_per_link", 3), ("blocks_per_link", 6)])
+def test_a_link_announces_no_more_than_its_limit_whatever_engines_it_is_for(limit: str, most: int) -> None:
+    node = Hostile(replace(LIMITS, **{limit: most}))
+    keys = [TransferKey(bytes([n]) * 16) for n in range(5)]
+    of = [node.describe("B#1", name) for name in "XY"]
+    for n, key in enumerate(keys[:3]):
+        assert node.announce("B#1", of[n % 2], key=key) == []
+    assert refusal(node.announce("B#1", of[0], key=keys[3])) is Reason.OVER_LIMIT
+    assert node.announce("C#2", node.describe("C#2", "Z"), key=keys[3]) == []
+    node.ledger.handle(Withdrawn(LinkId("B#1"), of[0], keys[0], "P", Fault(Reason.CANCELLED, "")), 0)
+    assert node.announce("B#1", of[1], key=keys[4]) == []
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,22 @@ async def test_more_links_than_allowed_are_refused() -> None:
         assert (await soon(sender.notes.refused.get())).reason is Reason.OVER_LIMIT
 
 
+@in_loop
+async def test_one_node_does_not_take_the_links_of_all() -> None:
+    async with (
+        sending(most_links_per_node=1) as sender,
+        receiving("one") as (one, _),
+        receiving("one") as (again, heard),
+        receiving("two") as (two, heard_two),
+    ):
+        one.dial(sender.address)
+        await soon(sender.notes.ups.get())
+        again.dial(sender.address)
+        assert (await soon(heard.downs.get()))[1].reason is Reason.OVER_LIMIT
+        two.dial(sender.address)
+        await soon(heard_two.ups.get())
+
+
 @pytest.mark.parametrize(
     "address",
     [
