@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import trustme
 
 from kvpush_client._proto import admin_pb2
 from kvpush_client.events import HandoffEnded, ReservationEnded, TransferKey
@@ -158,6 +159,16 @@ def _serve(pipe: Connection, there: _There, engine_id: str, how: dict[str, Any])
                 pipe.send(getattr(engine, method)(*args, **kwargs))
             except Exception as error:  # noqa: BLE001, raised over there
                 pipe.send(error)
+
+
+def papers(folder: Path, authority: trustme.CA, name: str, **how: Any) -> dict[str, Any]:
+    """Settings with a certificate for a node; said again, they name the same files, replaced."""
+    made = authority.issue_cert(name, "127.0.0.1", **how)
+    files = {part: folder / f"{name}.{part}.pem" for part in ("ca", "cert", "key")}
+    files["ca"].write_bytes(authority.cert_pem.bytes())
+    files["cert"].write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
+    files["key"].write_bytes(made.private_key_pem.bytes())
+    return {f"tls__{part}": file for part, file in files.items()}
 
 
 def alive(pid: int) -> bool:

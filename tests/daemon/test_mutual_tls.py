@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trustme
@@ -15,19 +14,9 @@ from kvpush_client.events import Reason, ReservationEnded
 from testing.node import Node
 from testing.rank import BLOCK, Engine, new_key
 from tests.daemon.conftest import SETTINGS
-from tests.daemon.daemon_kit import transfer
+from tests.daemon.daemon_kit import papers, transfer
 
 pytestmark = pytest.mark.nixl
-
-
-def papers(folder: Path, authority: trustme.CA, name: str) -> dict[str, Any]:
-    """Settings with a certificate for a node."""
-    made = authority.issue_cert(name, "127.0.0.1")
-    files = {part: folder / f"{name}.{part}.pem" for part in ("ca", "cert", "key")}
-    files["ca"].write_bytes(authority.cert_pem.bytes())
-    files["cert"].write_bytes(b"".join(pem.bytes() for pem in made.cert_chain_pems))
-    files["key"].write_bytes(made.private_key_pem.bytes())
-    return {f"tls__{part}": file for part, file in files.items()}
 
 
 @pytest.fixture
