@@ -79,6 +79,9 @@ def run(settings: Settings, parts: Parts | None = None) -> int:
     except KvpushError as error:
         structlog.get_logger("kvpushd").error("can't start", fault=str(error))
         return 1
+    except OSError as error:  # out of descriptors, say
+        structlog.get_logger("kvpushd").error("can't go on", error=str(error), exc_info=error)
+        return 1
 
 
 class Daemon:
@@ -221,18 +224,23 @@ class Daemon:
         else:
             self._log.warning("no peers: neither [tls] nor insecure_peers is configured")
 
-        admin = self._parts.admin(self._view, lambda error: self._metrics.rejected("admin", error.reason))
+        admin = self._parts.admin(self._view, self._count("admin"))
         server = await serve_admin(admin, health, path / "admin.sock", mode=settings.socket_mode)
         stack.push_async_callback(server.stop, None)
         http = HttpPort(registry, lambda: self._metrics.holding(self._view.holding()), self._problems)
         http_port = await http.open(settings.http_host, settings.http_port)
         stack.push_async_callback(http.close)
 
-        service = self._parts.engines(self._engines, most_events=limits.queued_items)
+        service = self._parts.engines(
+            self._engines, most_events=limits.queued_items, rejected=self._count("engine")
+        )
         listener = sockets.listen(path / "fd.sock", socket.SOCK_SEQPACKET, mode=settings.socket_mode)
         stack.callback((path / "fd.sock").unlink, missing_ok=True)
         stack.callback(listener.close)
-        tasks.start(self._parts.fds(listener, service.bearer, self._engines, lifeline).serve())
+        fds = self._parts.fds(
+            listener, service.bearer, self._engines, lifeline, rejected=self._count("memory")
+        )
+        tasks.start(fds.serve())
         engines = await serve_engines(service, path / "kvpushd.sock", mode=settings.socket_mode)
         stack.push_async_callback(engines.stop, None)
         stack.push_async_callback(self._close_rooms)
@@ -328,6 +336,9 @@ class Daemon:
         self._receiving.forget_inlets()
         self._sending.drop_links(fault.detail)
         self._hub.feed(MoverDied(frozenset(entry.incarnation for entry in self._engines)))
+
+    def _count(self, source: str) -> Callable[[KvpushError], None]:
+        return lambda error: self._metrics.rejected(source, error.reason)
 
     def _peer_refused(self, address: str, fault: Fault) -> None:
         self._metrics.rejected("peer", fault.reason)

@@ -26,6 +26,7 @@ MAX_SENDERS = 256
 MAX_POSITION = (1 << 31) - 1
 MAX_BLOCK_IDS = 1 << 20
 """Block ids in one item, over all groups."""
+_MOST_PRIORITY = (1 << 31) - 1  # requests may come with any number, and only its order counts
 
 
 def item_to_wire(item: Item) -> engine_pb2.EngineItem:
@@ -57,7 +58,7 @@ def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
                     seal=item.seal or 0,
                     lease_ms=wire.lease_to_wire(item.lease),
                     receiver_engine_id=item.receiver_engine_id,
-                    label=item.label,
+                    label=item.label[: wire.MAX_TEXT],
                 )
             )
         case Reserve():
@@ -69,8 +70,8 @@ def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
                     end=item.end,
                     blocks=_blocks_to_wire(item.blocks),
                     lease_ms=wire.lease_to_wire(item.lease),
-                    priority=item.priority,
-                    label=item.label,
+                    priority=max(-_MOST_PRIORITY, min(item.priority, _MOST_PRIORITY)),
+                    label=item.label[: wire.MAX_TEXT],
                 )
             )
         case Cancel():

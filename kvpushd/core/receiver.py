@@ -47,6 +47,8 @@ from kvpushd.errors import Refused
 
 # After a fault of this kind its sender can't vouch for the fence: the inlet is closed at once.
 CANT_VOUCH = frozenset({Reason.TRANSPORT_FAILED, Reason.MOVER_DIED, Reason.CORRUPTED})
+# What no other try of this receiver's changes: a sender that waits for it would wait for its lease.
+NEVER_WANTED = frozenset({Reason.CANCELLED, Reason.FINGERPRINT_MISMATCH, Reason.LAYOUT_MISMATCH})
 
 
 class Receiver:
@@ -299,7 +301,7 @@ class Receiver:
                 name = half.sender_on(link).engine_id
                 if part in LIVE:
                     self._out.say(SayWithdraw(Withdrawn(link, half.incarnation, half.key, name, fault)))
-                elif part is Part.WAITING and fault.reason is Reason.CANCELLED:
+                elif part is Part.WAITING and fault.reason in NEVER_WANTED:
                     # It was never announced, so nobody else tells the sender that its KV is not wanted.
                     self._out.say(SayWithdraw(Withdrawn(link, None, half.key, name, fault)))
         self._settle(half, now)

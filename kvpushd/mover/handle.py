@@ -7,6 +7,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import structlog
+from google.protobuf.message import DecodeError
+
 from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.events import WriteEnded
@@ -15,7 +18,7 @@ from kvpushd.core.words import WriteId
 from kvpushd.errors import BadMemory, Invalid, KvpushError, LayoutMismatch, MoverDied, TransportFailed
 from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import Child, MoverProcess, MoverSettings, StartMover
-from kvpushd.mover.link import Link, LinkClosed
+from kvpushd.mover.link import Link, LinkBroken, LinkClosed
 from kvpushd.rpc import wire
 
 Ended = Callable[[WriteEnded], None]
@@ -64,6 +67,7 @@ class MoverHandle:
         self._last_beat = self._loop.time()
         self._rounds = 0
         self._lanes: tuple[str, ...] = ()
+        self._log = structlog.get_logger("kvpushd.mover")
         self._loop.add_reader(link.fileno(), self._readable)
         self._watch = self._loop.create_task(self._bury())
 
@@ -281,12 +285,16 @@ class MoverHandle:
     def _readable(self) -> None:
         try:
             messages = self._link.receive()
+            self._last_beat = self._loop.time()
+            for message in messages:
+                self._hear(mover_pb2.MoverReport.FromString(message))
+        except (LinkBroken, DecodeError) as error:
+            # Its memory is damaged, say: what it would report next can be believed no more than this.
+            self._log.error("the mover says what is no report: killed", pid=self.pid, error=str(error))
+            self._hang_up()
+            self._child.kill()
         except LinkClosed:
             self._hang_up()
-            return
-        self._last_beat = self._loop.time()
-        for message in messages:
-            self._hear(mover_pb2.MoverReport.FromString(message))
 
     def _hear(self, report: mover_pb2.MoverReport) -> None:
         kind = report.WhichOneof("report")
@@ -323,8 +331,11 @@ class MoverHandle:
             posted=report.posted_monotonic_ns,
             ended=report.ended_monotonic_ns,
         )
+        told = self._writes.pop(report.write_id, None)
+        if told is None:
+            raise LinkBroken(f"write {report.write_id} ended, which is not under way")
         # By call_soon, so that a callback that raises does not keep the other reports from being heard.
-        self._loop.call_soon(self._writes.pop(report.write_id)[0], ended)
+        self._loop.call_soon(told[0], ended)
 
     def _end_writes(self, fault: Fault) -> None:
         for write in list(self._writes):

@@ -24,6 +24,10 @@ class LinkClosed(Exception):
     """The other end is closed: its process is dead or about to be."""
 
 
+class LinkBroken(LinkClosed):
+    """The other end says what is no message: nothing that it says can be read any more."""
+
+
 class Link:
     """One end. Never blocks; the caller waits for the socket to become readable or writable."""
 
@@ -77,7 +81,10 @@ class Link:
                 self._outgoing[0] = (frame[sent:], None)
 
     def receive(self) -> list[bytes]:
-        """The messages that have come, without waiting. Raises LinkClosed once there are no more to come."""
+        """The messages that have come, without waiting.
+
+        Raises LinkClosed once there are no more to come, LinkBroken where what has come is none.
+        """
         closed = False
         while True:
             try:
@@ -122,6 +129,8 @@ class Link:
         begin = 0
         while len(self._incoming) - begin >= HEADER_BYTES:
             size = int.from_bytes(self._incoming[begin : begin + HEADER_BYTES], "big")
+            if size > MAX_MESSAGE_BYTES:
+                raise LinkBroken(f"a message of {size:,} bytes, expected at most {MAX_MESSAGE_BYTES:,}")
             end = begin + HEADER_BYTES + size
             if len(self._incoming) < end:
                 break

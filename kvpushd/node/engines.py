@@ -129,10 +129,7 @@ class EngineRoom:
         )
         hub.on(TellReservationReleased, lambda i: self._tell(i.incarnation, ReservationReleased(i.key)))
         hub.on(TellHandoffEnded, lambda i: self._tell(i.incarnation, HandoffEnded(i.key, i.fault, i.counts)))
-        hub.on(
-            TellRejected,
-            lambda i: self._tell(i.incarnation, Rejected(i.key, i.side, i.fault), workers=True),
-        )
+        hub.on(TellRejected, self._tell_rejected)
 
     def __iter__(self) -> Iterator[EngineEntry]:
         return iter(sorted(self._entries.values(), key=lambda entry: entry.engine_id))
@@ -358,6 +355,10 @@ class EngineRoom:
 
     def _is_here(self, engine_id: str) -> bool:
         return any(entry.live and entry.engine_id == engine_id for entry in self._entries.values())
+
+    def _tell_rejected(self, told: TellRejected) -> None:
+        self._metrics.rejected("engine", told.fault.reason)
+        self._tell(told.incarnation, Rejected(told.key, told.side, told.fault), workers=True)
 
     def _tell(self, incarnation: Incarnation, event: DaemonEvent, *, workers: bool = False) -> None:
         """Says it to the scheduler; to the workers only what they wait for, else half of all messages to

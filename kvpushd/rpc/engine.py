@@ -7,7 +7,7 @@ import asyncio
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,12 +118,15 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         most_events: int = 100_000,
         most_sessions: int = 1024,
         hello_timeout: float = 10.0,
+        rejected: Callable[[KvpushError], None] = lambda error: None,
     ) -> None:
-        """`most_events` may wait for a client to read them; `hello_timeout` in seconds."""
+        """`most_events` may wait for a client to read them; `hello_timeout` in seconds; `rejected` hears of
+        each hello and each item that was refused."""
         self._desk = desk
         self._most_events = most_events
         self._most_sessions = most_sessions
         self._hello_timeout = hello_timeout
+        self._rejected = rejected
         self._sessions: set[EngineSession] = set()
         self._log = structlog.get_logger("kvpushd.engine")
         self._sparing = Sparing(self._log)
@@ -155,6 +158,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         try:
             session, welcome = await self._admit(context)
         except KvpushError as error:
+            self._rejected(error)
             self._sparing.warning(error.reason.name, "engine refused", fault=str(error.fault()))
             await status.abort(context, error)
             return
@@ -255,6 +259,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             self._reject(session, message, error)
 
     def _reject(self, session: EngineSession, message: engine_pb2.EngineItem, error: KvpushError) -> None:
+        self._rejected(error)
         session.rejections += 1
         if session.rejections == 1:  # of an engine that says nothing right, one line is enough
             self._log.warning("item rejected", session=session, fault=str(error.fault()))

@@ -50,17 +50,19 @@ class FdService:
         *,
         timeout: float = 5.0,
         most_connections: int = 64,
+        rejected: Callable[[KvpushError], None] = lambda error: None,
     ) -> None:
         """`listener` is a SOCK_SEQPACKET socket, `lifeline` the read end of a pipe: both stay the caller's.
 
         A connection that says nothing within `timeout` seconds is closed; beyond `most_connections` at a
-        time, new ones wait.
+        time, new ones wait. `rejected` hears of each offer that was refused.
         """
         self._listener = listener
         self._bearer = bearer
         self._desk = desk
         self._lifeline = lifeline
         self._timeout = timeout
+        self._rejected = rejected
         self._slots = asyncio.Semaphore(most_connections)
         self._sparing = Sparing(structlog.get_logger("kvpushd.fds"))
 
@@ -103,6 +105,7 @@ class FdService:
                 return  # closed without a word
             answer = engine_pb2.PoolAnswer(pool_id=self._take(connection, data, fds, whole))
         except KvpushError as error:
+            self._rejected(error)
             self._sparing.warning(error.reason.name, "offer refused", fault=str(error.fault()))
             refusal = engine_pb2.PoolAnswer(fault=wire.fault_to_wire(error.fault()))
             connection.send(refusal.SerializeToString())

@@ -89,7 +89,7 @@ class FaultyFdService(FdService):
                 await super()._attend(connection)
                 return
         except Broken as error:
-            self._log.warning("a connection to fd.sock broke", error=str(error))
+            self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
         connection.close()
         self._slots.release()
 

@@ -195,8 +195,3 @@ class FaultyTransport(FaultyCarrier):
     def progress(self) -> None:
         """As the inner transport."""
         self._quietly("progress", self._ways.progress)
-
-    @property
-    def bell(self) -> int | None:
-        """The inner transport's."""
-        return self._ways.bell

@@ -46,4 +46,5 @@ def test_an_engine_whose_kv_means_something_else_is_refused_and_the_field_named(
     detail = wrong.received(transfer_id).fault.detail
     assert field in detail, detail
     prefilled.result(WAIT)
+    assert field in wrong.sent(transfer_id).fault.detail
     settle(wrong.p, wrong.d)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kvpush_client.vllm.fingerprint import fingerprint_of
+from tests.daemon.test_fingerprints import FIELDS
 
 CONFIG = {"model_type": "qwen3", "hidden_size": 64, "rope_theta": 10000.0}
 LAYER = "model.layers.0.attn"
@@ -91,6 +92,11 @@ def test_the_same_model_elsewhere_is_the_same(folder, tmp_path):
 
 def test_engines_of_other_names_are_the_same(folder):
     assert differing(engine(folder, engine_id="P"), engine(folder, engine_id="D")) == set()
+
+
+def test_each_field_is_refused_by_daemons_too(folder):
+    """What two daemons say of each field is tested with the daemons."""
+    assert set(engine(folder)) == set(FIELDS)
 
 
 @pytest.mark.parametrize(

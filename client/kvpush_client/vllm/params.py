@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvpush_client.items import Sender
+from kvpush_client.wire import MAX_TEXT
 
 _HEX_ID = re.compile(r"[0-9a-fA-F]{32}\Z")
 # A UUID with or without dashes, then perhaps the number of the prompt within its request.
@@ -44,6 +45,7 @@ _UUID = re.compile(
     re.IGNORECASE,
 )
 _SUFFIX = re.compile(r"-[0-9a-f]{8}\Z", re.IGNORECASE)
+# Of what is hashed; all else must fit a message to the daemon.
 _MAX_ID = 1024
 
 
@@ -84,14 +86,14 @@ def parse(params: object, request_id: str, engine_id: str) -> Receive | Send | N
     if send:
         given = _text(params, "transfer_id", optional=True)
         transfer_id = _explicit(given) if given else derived(engine_id, request_id)
-        receiver = _text(params, "receiver_engine_id", optional=True)
+        receiver = _text(params, "receiver_engine_id", optional=True, most=MAX_TEXT)
         return Send(transfer_id or secrets.token_bytes(16), receiver)
     return None
 
 
 def _receive(params: Mapping[Any, Any], request_id: str) -> Receive:
-    engine_id = _text(params, "remote_engine_id")
-    host = _text(params, "remote_host")
+    engine_id = _text(params, "remote_engine_id", most=MAX_TEXT)
+    host = _text(params, "remote_host", most=MAX_TEXT)
     port = params.get("remote_port")
     if isinstance(port, str) and port.isascii() and port.isdigit():
         port = int(port)  # routers relay what they were configured with
@@ -150,12 +152,12 @@ def _flag(params: Mapping[Any, Any], name: str) -> bool:
     return value
 
 
-def _text(params: Mapping[Any, Any], name: str, *, optional: bool = False) -> str:
+def _text(params: Mapping[Any, Any], name: str, *, optional: bool = False, most: int = _MAX_ID) -> str:
     value = params.get(name)
     if value is None and optional:
         return ""
-    if not isinstance(value, str) or not (value or optional) or len(value) > _MAX_ID:
-        raise Malformed(f"{name} is {value!r:.80}, expected a string of 1 to {_MAX_ID} characters")
+    if not isinstance(value, str) or not (value or optional) or len(value) > most:
+        raise Malformed(f"{name} is {value!r:.80}, expected a string of 1 to {most} characters")
     try:
         value.encode()
     except UnicodeEncodeError as error:

@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a request brings along is no reason to refuse its transfer."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvpush_client import item_wire
+from kvpush_client.events import TransferKey
+from kvpush_client.items import Handoff, Reserve, Sender
+from kvpush_client.layout import Blocks
+
+KEY = TransferKey(b"k" * 16)
+SENDERS = (Sender("P", "127.0.0.1", 7766),)
+BLOCKS = (Blocks(0, 0, (1,)),)
+
+
+@pytest.mark.parametrize(("asked", "said"), [(1 << 40, (1 << 31) - 1), (-(1 << 40), 1 - (1 << 31)), (-7, -7)])
+def test_any_priority_keeps_its_place_as_far_as_the_message_goes(asked: int, said: int) -> None:
+    message = item_wire.item_to_wire(Reserve(KEY, SENDERS, 0, 16, BLOCKS, priority=asked))
+    assert message.reserve.priority == said
+
+
+def test_the_longest_request_id_is_cut_and_the_item_is_taken() -> None:
+    for item in (Reserve(KEY, SENDERS, 0, 16, BLOCKS, label="x" * 9000), Handoff(KEY, (), label="x" * 9000)):
+        taken = item_wire.item_from_wire(item_wire.item_to_wire(item))
+        assert isinstance(taken, Reserve | Handoff)
+        assert taken.label == "x" * 512
