@@ -28,8 +28,8 @@ CANCELLED: Ends = (Reason.CANCELLED, Reason.PEER_CANCELLED)
 ENDS = {
     "peer": {Reason.PEER_UNREACHABLE, Reason.EXPIRED},
     "session": {Reason.PEER_UNREACHABLE, Reason.ENGINE_GONE, Reason.EXPIRED},
-    "mover": {Reason.MOVER_DIED, Reason.TRANSPORT_FAILED, Reason.PEER_UNREACHABLE, Reason.ENGINE_GONE},
-    "nixl": {Reason.MOVER_DIED, Reason.TRANSPORT_FAILED, Reason.PEER_UNREACHABLE, Reason.ENGINE_GONE},
+    "mover": {Reason.MOVER_DIED, Reason.TRANSPORT_FAILED, Reason.PEER_UNREACHABLE, Reason.EXPIRED},
+    "nixl": {Reason.MOVER_DIED, Reason.TRANSPORT_FAILED, Reason.PEER_UNREACHABLE, Reason.EXPIRED},
 }
 CANCELS = {None, Reason.CANCELLED, Reason.PEER_CANCELLED}
 
@@ -66,9 +66,14 @@ CASES = [
 
 
 def is_brief(case: Case) -> bool:
-    """What the default run has time for: one fault of each message, and not the same one."""
+    """What the default run has time for: one fault of a message, another one of the next; of those that take
+    their time, which is all but the harmless ones, a third."""
     messages = list(dict.fromkeys(case.point for case in CASES if case.family != "nixl"))
-    return case.point in messages and ACTS[messages.index(case.point) % len(ACTS)] is case.act
+    if case.point not in messages:
+        return False
+    number = messages.index(case.point)
+    quick = case.act in (Act.DELAY, Act.REPEAT)
+    return ACTS[number % len(ACTS)] is case.act and (quick or number // len(ACTS) % 3 == 0)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ def test_whatever_goes_wrong_all_ends_once_with_a_reason_and_the_next_transfer_l
     else:
         assert set(first) <= {None, *ENDS[case.family]}
         assert set(second) <= {*CANCELS, *ENDS[case.family]}
-    pair.works()
+        pair.works()
 
 
 def test_each_fault_is_in_the_default_run_on_each_link() -> None:
