@@ -8,12 +8,15 @@ import time
 from typing import Any
 
 from kvpush_client.events import ReservationEnded
-from testing.chaos.stage import Stage
+from testing.chaos.stage import Stage, wait_for
 from testing.rank import BLOCK, Engine, new_key
 
 _BLOCKS = 8
 _CELL = 512
 _UNDER_WAY = 3
+_WARM_UP = 90
+FLOWING = 30.0
+"""Seconds within which the first transfers must have landed."""
 
 
 class Flow:
@@ -34,6 +37,12 @@ class Flow:
         self._sender.start()
         self._receiver.start()
         self._thread.start()
+        try:
+            # The first ones meet connections that are being made, and pages that nobody has touched.
+            wait_for("transfers to a third node flow", lambda: self._landed >= _WARM_UP, FLOWING)
+        except TimeoutError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -51,6 +60,12 @@ class Flow:
         return rate
 
     def _run(self) -> None:
+        try:
+            self._flow()
+        except AssertionError as error:  # none came in time; `rate` says so
+            self._failed.append(error)
+
+    def _flow(self) -> None:
         keys = [self._begin(number) for number in range(_UNDER_WAY)]
         while not self._over.is_set():
             end = self._receiver.wait_for(ReservationEnded)

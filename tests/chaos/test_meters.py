@@ -42,7 +42,7 @@ def test_three_descriptors_more_are_growth():
 
 def test_too_short_a_run_says_nothing():
     with pytest.raises(ValueError, match="only 2 samples"):
-        growth("mover", "threads", samples(lambda at: MIB)[:2])
+        growth("mover", "threads", samples(lambda at: MIB)[:3])
 
 
 def test_meters_look_at_a_living_process():
