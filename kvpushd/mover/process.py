@@ -109,7 +109,7 @@ def _settle(parent: int) -> None:
     # movers until it says StopMover.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # The default of 50 us would make a nap of 20 us one of 70.
+    # The default of 50 us would make a nap of 100 us one of 150.
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
