@@ -56,7 +56,7 @@ check: lint ## what CI runs: lint, then test
 	@$(MAKE) --no-print-directory test
 
 clean: ## remove what was built here, the venvs too
-	rm -rf .venv .venv-protos build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-protos .venv-mooncake build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .venv-protos/installed: tools/protos.txt

@@ -20,7 +20,7 @@ from benchmarks.wire.child import Child, WrongBytes
 
 PACKAGE = "mooncake-transfer-engine-non-cuda"
 LIBRARIES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
-HOME = Path(__file__).parents[1] / ".venv-mooncake"
+HOME = Path(__file__).parents[2] / ".venv-mooncake"
 INSTALL_SECONDS = 240
 
 
