@@ -170,6 +170,11 @@ class FaultyTransport(FaultyCarrier):
         super().__init__(inner, points, family)
         self._ways = inner
 
+    @property
+    def bell(self) -> int | None:
+        """The inner transport's."""
+        return self._ways.bell
+
     def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """As the inner transport; metadata that is lost is empty."""
         return self._call("open_inlet", lambda: self._ways.open_inlet(inlet_id, agent, pools), b"")
