@@ -132,6 +132,20 @@ def test_a_killed_receiving_daemon_ends_the_handoff_and_leaves_other_peers_alone
     assert nodes.p.status().movers[0].restarts == 0
 
 
+def test_a_killed_receiving_daemon_ends_a_handoff_of_which_nothing_was_under_way(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    key = new_key()
+    d.reserve(key, p, range(8), 8 * BLOCK)
+    p.hand_off(key, range(8))
+    p.wait_for(Matched, key)
+    nodes.d.kill()
+    # Nothing but the broken link tells.
+    assert reason(p.wait_for(HandoffEnded, key)) is Reason.PEER_UNREACHABLE
+    released(d, key)
+    nodes.d.start()
+    again(p, d)
+
+
 def test_another_daemon_in_the_place_of_a_killed_one_is_reached(nodes: Nodes) -> None:
     p, d = nodes.pair()
     transfer(p, d)
