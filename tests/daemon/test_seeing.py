@@ -121,10 +121,8 @@ def test_a_damaged_transfer_fails_and_its_receiver_hears_why(nodes: Nodes, tmp_p
             assert end.fault.reason is Reason.CORRUPTED
         failed = {"outcome": "failed", "reason": "corrupted"}
         for node, engine in ((bad, "bad-p"), (nodes.d, d.engine_id)):  # D's once its blocks are fenced
-            eventually(
-                partial(node.metric, "kvpush_transfers_total", engine=engine, **failed),
-                lambda count: count == 1,
-            )
+            count = partial(node.metric, "kvpush_transfers_total", engine=engine, **failed)
+            eventually(count, lambda counted: counted == 1)
 
 
 def test_engines_that_come_and_go_leave_no_descriptor_behind(nodes: Nodes) -> None:
