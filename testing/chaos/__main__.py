@@ -14,6 +14,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -91,6 +92,7 @@ def main() -> int:
     parser.add_argument("--part", default="1/1", metavar="K/N", help="only each Nth, from the Kth on")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all that was started is ended
     if os.geteuid() != 0:
         parser.error("needs root: it makes network namespaces")
     seed = secrets.randbelow(1_000_000) if options.seed is None else options.seed

@@ -151,7 +151,6 @@ class _Turn:
         for request in (legs.p, legs.d):
             if request is not None:
                 request.result(ENDS)
-        self._settle()
 
     def _strike(self, held: Held) -> None:
         for number, fault in enumerate(self._scenario.faults):

@@ -57,6 +57,7 @@ class Flow:
         self._over.wait(seconds)
         rate = (self._landed - before) * self._bytes_each / (time.monotonic() - began)
         assert not self._failed, f"a transfer to a third node ended with {self._failed[0]}"
+        assert rate, f"no transfer to a third node landed in {seconds:g} s"
         return rate
 
     def _run(self) -> None:

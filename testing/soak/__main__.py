@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -116,6 +117,7 @@ def main() -> int:
     parser.add_argument("--in-flight", type=int, default=16, help="requests at a time")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all that was started is ended
     with tempfile.TemporaryDirectory(prefix="kvs") as folder, Fleet(Path(folder)) as fleet:
         found = soak(fleet, options.minutes, options.seed, options.in_flight)
     options.results.mkdir(parents=True, exist_ok=True)
