@@ -230,6 +230,9 @@ class _Turn:
             wanted = wanted[: len(output.token_ids)]
         elif output.finish_reason != "length":
             self._played.troubles.append(f"a request of {name} ended with {output.finish_reason!r}")
+        came = output.external_cached_tokens or 0
+        if request is legs.d and came not in (0, len(legs.tokens) - 1):
+            self._played.troubles.append(f"{came} positions came: neither all nor none, which is recomputed")
         if output.token_ids != wanted:
             self._played.troubles.append(f"{name} said {output.token_ids}, not {wanted}")
 
