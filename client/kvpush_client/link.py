@@ -125,6 +125,8 @@ class Link:
             response = next(self._responses)
         except (grpc.RpcError, StopIteration) as error:
             raise self._trouble(error) from error
+        if response.HasField("first"):
+            raise DaemonUnreachable(f"{self._socket}: the Welcome was lost on the way")
         if not response.HasField("welcome"):
             raise DaemonRefused(Reason.UNSUPPORTED, f"{self._socket}: the first answer is not a Welcome")
         return response.welcome

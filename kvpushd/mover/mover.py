@@ -299,7 +299,9 @@ class Mover:
         return []
 
     def _ended(self, completion: Completion) -> Reports:
-        posted = self._writes.pop(completion.write_id)
+        posted = self._writes.pop(completion.write_id, None)
+        if posted is None:
+            return []  # said twice: one end has freed its blocks, which may be another's by now
         if completion.fault is None:
             self._landed_bytes += posted.bytes
         reports = [_write_ended(completion.write_id, posted, completion.fault)]

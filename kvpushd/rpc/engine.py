@@ -234,7 +234,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     async def _speak(self, session: EngineSession, context: Any) -> None:
         said = 0
-        quiet: float | None = None
+        quiet: float | None = QUIET
         while True:
             try:
                 async with asyncio.timeout(quiet):

@@ -75,7 +75,8 @@ class Pair:
             os.kill(self.p.mover_pid, signal.SIGKILL)
         with ExitStack() as stack, self._lifted(rule):
             p, d = (self._engine(stack, node) for node in (self.p, self.d))
-            eventually(lambda: p.ready() and d.ready())
+            # A mover that says nothing as it starts is given up after 30 s.
+            eventually(lambda: p.ready() and d.ready(), timeout=60)
             first = self._first(p, d)
             eventually(lambda: p.ready() and d.ready())
             second = self._second(p, d)

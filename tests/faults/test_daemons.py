@@ -52,8 +52,10 @@ class Case:
     @property
     def is_harmless(self) -> bool:
         """Whether nothing may come of it."""
-        # A second hello is no message that is said twice: it is another one.
-        return self.act in (Act.DELAY, Act.REPEAT) and not self.point.name.endswith("Hello")
+        # A second hello is no message that is said twice, but another one; and a mover that tells of a write
+        # which is not under way is taken for one that is out of its mind.
+        counts = self.point.name.endswith(("Hello", "WriteEnded"))
+        return self.act is Act.DELAY or (self.act is Act.REPEAT and not counts)
 
 
 CASES = [
