@@ -67,7 +67,7 @@ class Pair:
         # So that a write is still under way when D cancels.
         slow = Rule("nixl.completion", Act.DELAY, times=None, seconds=0.3, node="p")
         broken = Rule("peer.send.Beat", Act.FAIL, node="d")
-        again = [broken] if rule.point.endswith("PeerHello") else []
+        again = [broken] if rule.point.endswith("PeerHello") and self.d.status().held.links else []
         self.board.set([*again, rule, slow])
         for one in again:
             eventually(partial(self.struck, one))
