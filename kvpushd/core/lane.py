@@ -44,6 +44,9 @@ class Pair:
     """The sender's groups that those layers are of."""
     granularity: int
     """Positions that a window's start must be a multiple of."""
+    whole: int
+    """Positions at whose multiples a window ends that splits no block. A block that is split moves as runs of
+    its heads' parts, and not as one."""
     bytes_per_position: int
     """Over all of `layers`."""
 
@@ -131,10 +134,13 @@ class Lane:
         return final - final % self.pair.granularity
 
     def _cut(self, start: int, layers: int, most_bytes: int) -> int:
-        """Where a window of so many layers ends that carries at most about `most_bytes`."""
+        """Where a window of so many layers ends that carries at most about `most_bytes`: behind a whole block
+        if it may hold one."""
         unit = self.pair.granularity
         positions = most_bytes // max(1, self._bytes(layers))
-        return min(start + max(positions - positions % unit, unit), self.end)
+        end = start + max(positions - positions % unit, unit)
+        behind_block = end - end % self.pair.whole
+        return min(behind_block if behind_block > start else end, self.end)
 
 
 def _alike(numbers: list[int]) -> bool:

@@ -11,7 +11,15 @@ from kvpushd.core.fingerprint import compare
 from kvpushd.core.handoff import Handoff
 from kvpushd.core.lane import Lane, Pair
 from kvpushd.core.layout import GroupKind
-from kvpushd.core.overlap import bytes_per_position, covers, granularity, mappable, sends, shared_layers
+from kvpushd.core.overlap import (
+    bytes_per_position,
+    covers,
+    granularity,
+    mappable,
+    sends,
+    shared_layers,
+    whole,
+)
 from kvpushd.core.target import Target
 from kvpushd.core.words import ReceiverView
 from kvpushd.errors import LayoutMismatch
@@ -36,6 +44,7 @@ def pair_up(engine: Engine, receiver: ReceiverView) -> tuple[Pair, ...]:
                 layers=layers,
                 groups=frozenset(source.layers[layer].group for layer in layers),
                 granularity=granularity(source, target),
+                whole=whole(source, target),
                 bytes_per_position=int(bytes_per_position(source, target).sum()),
             )
             pairs.append(pair)

@@ -155,6 +155,17 @@ def granularity(source: Layout, target: Layout) -> int:
     )
 
 
+def whole(source: Layout, target: Layout) -> int:
+    """Positions at whose multiples a window's end splits no block, of either side."""
+    return math.lcm(
+        *(
+            size
+            for each in overlaps(source, target)
+            for size in (block_size(source, each.source), block_size(target, each.target))
+        )
+    )
+
+
 def bytes_per_position(source: Layout, target: Layout) -> NDArray[np.int64]:
     """Bytes that one position takes to move, for each of `source.layers`; 0 where it is not shared."""
     sizes = np.zeros(len(source.layers), np.int64)

@@ -26,9 +26,9 @@ def test_every_message_of_items_is_in_the_table() -> None:
     assert repeated == {message.__name__ for message in TABLE}
 
 
-def test_a_stream_holds_a_hello_and_items_and_nothing_else() -> None:
+def test_a_stream_holds_a_hello_and_numbered_items_and_nothing_else() -> None:
     for stream in (engine_pb2.SessionRequest, peer_pb2.LinkRequest, peer_pb2.LinkResponse):
-        assert set(stream.DESCRIPTOR.fields_by_name) == {"hello", "items"}, stream
+        assert set(stream.DESCRIPTOR.fields_by_name) == {"hello", "items", "first"}, stream
     assert set(engine_pb2.PoolOffer.DESCRIPTOR.fields_by_name) == {"token", "pool_bytes"}
 
 

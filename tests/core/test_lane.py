@@ -13,10 +13,15 @@ from kvpushd.core.layout import Window
 
 
 def lane(
-    layers: tuple[int, ...] = (0, 1), unit: int = 1, start: int = 0, end: int = 10, size: int = 4
+    layers: tuple[int, ...] = (0, 1),
+    unit: int = 1,
+    start: int = 0,
+    end: int = 10,
+    size: int = 4,
+    whole: int | None = None,
 ) -> Lane:
     """A lane of `size` bytes per position and layer."""
-    return Lane(Pair(0, 0, layers, frozenset({0}), unit, size * len(layers)), start, end)
+    return Lane(Pair(0, 0, layers, frozenset({0}), unit, whole or unit, size * len(layers)), start, end)
 
 
 def final(*positions: int) -> Frontier:
@@ -137,3 +142,18 @@ def test_a_new_attempt_writes_everything_again() -> None:
     subject.post(window)
     subject.restart()
     assert subject.next_window(final(10, 10), 12, 1000) == window
+
+
+def test_a_window_that_may_hold_a_whole_block_splits_none() -> None:
+    subject = lane(start=3, end=100, whole=16, size=4)
+    ends = []
+    while (window := subject.next_window(final(100, 100), 100, most_bytes=8 * 40)) is not None:
+        subject.post(window)
+        ends.append(window.end)
+    assert ends == [32, 64, 96, 100]
+
+
+def test_a_window_that_is_too_small_for_a_block_takes_what_it_may() -> None:
+    subject = lane(start=0, end=100, whole=64, size=4)
+    window = subject.next_window(final(100, 100), 100, most_bytes=8 * 10)
+    assert window == Window(0, 10, 0, 2)
