@@ -25,11 +25,19 @@ CANCELLED: Ends = (Reason.CANCELLED, Reason.PEER_CANCELLED)
 
 # How halves may end, beside as if nothing were, where something on this link is lost, fails or hangs: what
 # was on it ends with it, and who waits for the other half, with its lease.
+MOVERS = {
+    Reason.MOVER_DIED,
+    Reason.TRANSPORT_FAILED,
+    Reason.PEER_UNREACHABLE,
+    Reason.ENGINE_GONE,
+    Reason.EXPIRED,
+}
 ENDS = {
     "peer": {Reason.PEER_UNREACHABLE, Reason.EXPIRED},
     "session": {Reason.PEER_UNREACHABLE, Reason.ENGINE_GONE, Reason.EXPIRED},
-    "mover": {Reason.MOVER_DIED, Reason.TRANSPORT_FAILED, Reason.PEER_UNREACHABLE, Reason.EXPIRED},
-    "nixl": {Reason.MOVER_DIED, Reason.TRANSPORT_FAILED, Reason.PEER_UNREACHABLE, Reason.EXPIRED},
+    "mover": MOVERS,
+    # What a call that was not made should have opened is refused by name.
+    "nixl": MOVERS | {Reason.INVALID},
 }
 CANCELS = {None, Reason.CANCELLED, Reason.PEER_CANCELLED}
 
