@@ -6,9 +6,10 @@ BIN := .venv/bin
 PROTOS := .venv-protos/bin
 PYTEST_ARGS ?=
 GUARD ?=
+FUZZ_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test guards chaos soak bench bench-quick lint format protos check clean
+.PHONY: help venv demo test fuzz guards chaos soak bench bench-quick lint format protos check clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 13
@@ -24,6 +25,9 @@ test: venv ## the default tests; PYTEST_ARGS="tests/core -x" narrows them
 
 guards: venv ## take each guard out of a copy and require its tests to fail; GUARD=name for one
 	$(BIN)/python -m testing.guards $(GUARD)
+
+fuzz: venv ## nonsense at every listener, other things each time: half an hour; FUZZ_ARGS="-k peer" narrows it
+	$(BIN)/python -m pytest tests/fuzz -m "long or not long" $(FUZZ_ARGS)
 
 bench: venv ## kvpushd beside vLLM's own connectors, in about 30 minutes (root): benchmarks/results/latest/
 	$(BIN)/python -m benchmarks

@@ -232,7 +232,10 @@ class Daemon:
         stack.push_async_callback(http.close)
 
         service = self._parts.engines(
-            self._engines, most_events=limits.queued_items, rejected=self._count("engine")
+            self._engines,
+            most_events=limits.queued_items,
+            most_items=limits.items_per_message,
+            rejected=self._count("engine"),
         )
         listener = sockets.listen(path / "fd.sock", socket.SOCK_SEQPACKET, mode=settings.socket_mode)
         stack.callback((path / "fd.sock").unlink, missing_ok=True)

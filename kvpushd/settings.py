@@ -126,8 +126,8 @@ class Limits(Part):
     """Reservations, and as many handoffs, that an engine may hold."""
     message_bytes: Size = Field(default=ByteSize(16 << 20), ge=1 << 16, le=1 << 30)
     """Largest message on any socket."""
-    items_per_message: int = Field(default=4096, ge=1, le=1_000_000)
-    """Most items or events in one message."""
+    items_per_message: int = Field(default=4096, ge=512, le=1_000_000)
+    """Most items or events in one message; engines send up to 512."""
     queued_items: int = Field(default=65536, ge=64, le=10_000_000)
     """Items that may wait for a peer or an engine that does not take them; beyond it, it is cut off."""
     history: int = Field(default=1024, ge=0, le=1_000_000)

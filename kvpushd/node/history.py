@@ -15,6 +15,10 @@ from kvpushd.node.hub import Hub
 from kvpushd.rpc.peer_wire import unix_offset
 from kvpushd.tracing import Traces
 
+MOST_BYTES = (1 << 64) - 1
+MOST_LINKS = 4096
+"""Links come again under other names, and engines name addresses as they like."""
+
 
 @dataclass(slots=True)
 class Entry:
@@ -38,7 +42,7 @@ class History:
         self.bytes_sent = 0
         self.bytes_received = 0
         self.moved: Counter[LinkId] = Counter()
-        """Bytes by link."""
+        """Bytes by link: of those that moved any, the last ones."""
         hub.on(Account, self._ended)
 
     def __iter__(self) -> Iterator[Entry]:
@@ -56,10 +60,18 @@ class History:
         if sending:
             self.bytes_sent += account.counts.bytes
         else:
-            self.bytes_received += account.counts.bytes
-        self.moved.update(account.moved)
+            # Peers say how much it was: what they make up must not outgrow what can be told.
+            self.bytes_received = min(self.bytes_received + account.counts.bytes, MOST_BYTES)
+        for link, size in account.moved.items():
+            self._note_moved(link, size)
         self._measure(account, landed, sending)
         self._trace(account)
+
+    def _note_moved(self, link: LinkId, size: int) -> None:
+        if size:
+            self.moved[link] = min(self.moved[link] + size, MOST_BYTES)
+        while len(self.moved) > MOST_LINKS:
+            del self.moved[next(iter(self.moved))]
 
     def _measure(self, account: Account, landed: bool, sending: bool) -> None:
         metrics, times, engine = self._metrics, account.times, account.engine_id

@@ -68,7 +68,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
 
     def __init__(self, view: AdminView, rejected: Callable[[KvpushError], None]) -> None:
         self._view = view
-        self._rejected = rejected
+        self.rejected = rejected
 
     async def GetStatus(  # noqa: N802, as the proto has it
         self, request: admin_pb2.GetStatusRequest, context: Any
@@ -141,7 +141,7 @@ class AdminService(admin_pb2_grpc.AdminServiceServicer):
             await self._refuse(context, error)
 
     async def _refuse(self, context: Any, error: KvpushError) -> NoReturn:
-        self._rejected(error)
+        self.rejected(error)
         await status.abort(context, error)
 
 
@@ -191,10 +191,12 @@ async def serve_admin(
     Raises ConfigError if the socket can't be bound.
     """
     server = grpc.aio.server(
+        interceptors=(status.Decoding(service.rejected),),
+        maximum_concurrent_rpcs=1024,
         options=(
             ("grpc.max_receive_message_length", message_bytes),
             ("grpc.max_send_message_length", message_bytes),
-        )
+        ),
     )
     admin_pb2_grpc.add_AdminServiceServicer_to_server(service, server)
     health_pb2_grpc.add_HealthServicer_to_server(health_service, server)

@@ -117,14 +117,17 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         *,
         most_events: int = 100_000,
         most_sessions: int = 1024,
+        most_items: int = 4096,
         hello_timeout: float = 10.0,
         rejected: Callable[[KvpushError], None] = lambda error: None,
     ) -> None:
-        """`most_events` may wait for a client to read them; `hello_timeout` in seconds; `rejected` hears of
-        each hello and each item that was refused."""
+        """`most_events` may wait for a client to read them, `most_items` come in one message: what a message
+        does is done at one go. `hello_timeout` in seconds; `rejected` hears of each hello and each item that
+        was refused."""
         self._desk = desk
         self._most_events = most_events
         self._most_sessions = most_sessions
+        self._most_items = most_items
         self._hello_timeout = hello_timeout
         self._rejected = rejected
         self._sessions: set[EngineSession] = set()
@@ -180,7 +183,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     async def _admit(self, context: Any) -> tuple[EngineSession, Welcome]:
         try:
             async with asyncio.timeout(self._hello_timeout):
-                first = await context.read()
+                first = await status.read(context)
         except TimeoutError:
             raise Invalid(f"no hello within {self._hello_timeout:g} s") from None
         if first is EOF or not first.HasField("hello") or first.items:
@@ -222,9 +225,13 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
     async def _listen(self, session: EngineSession, context: Any) -> None:
         count = Count()
         while True:
-            request = await context.read()
+            request = await status.read(context)
             if request is EOF:
                 return
+            if request.HasField("hello"):
+                raise Invalid("a second hello")
+            if len(request.items) > self._most_items:
+                raise Invalid(f"{len(request.items)} items in a message; allowed: {self._most_items}")
             try:
                 new = count.new(request.items, request.first if request.HasField("first") else None)
             except Lost as error:
@@ -273,6 +280,8 @@ async def serve_engines(service: EngineService, path: Path, *, mode: int = socke
     Raises ConfigError where the path can't be bound.
     """
     server = grpc.aio.server(
+        # Sessions and what waits to become one; more calls than that are no engines'.
+        maximum_concurrent_rpcs=4096,
         options=(
             ("grpc.max_receive_message_length", MAX_MESSAGE),
             # Clients ping each second, to notice a daemon that is stopped.
@@ -285,7 +294,7 @@ async def serve_engines(service: EngineService, path: Path, *, mode: int = socke
             ("grpc.keepalive_timeout_ms", 20_000),
             ("grpc.http2.ping_timeout_ms", 20_000),
             ("grpc.http2.max_pings_without_data", 0),
-        )
+        ),
     )
     engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
     sockets.add_port(server, path, mode=mode)

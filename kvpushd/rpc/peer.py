@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -99,6 +100,10 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     def __iter__(self) -> Iterator[InLink]:
         return iter(sorted(self._links, key=lambda link: (link.hello.node, link.address)))
 
+    def refused(self, error: KvpushError) -> None:
+        """A call beside the links that made no sense."""
+        self._desk.on_refused("a caller", error.fault())
+
     async def Link(  # type: ignore[override]  # noqa: N802, the proto's name
         self, request_iterator: Any, context: Any
     ) -> None:
@@ -115,7 +120,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         try:
             self._desk.on_up(link)
             await wire.run(
-                context.read,
+                partial(status.read, context),
                 context.write,
                 link.hello.silence_ms / 1000,
                 lambda item: self._desk.on_item(link, item),
@@ -137,7 +142,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
     async def _welcome(self, address: str, context: Any) -> tuple[InLink, _InWire]:
         try:
             async with asyncio.timeout(self._terms.connect_timeout):
-                first = await context.read()
+                first = await status.read(context)
         except TimeoutError:
             raise Invalid(f"no hello within {self._terms.connect_timeout:g} s") from None
         if first is EOF:
@@ -171,6 +176,7 @@ async def serve_peers(
     Raises ConfigError if the port is taken, or may not be opened without certificates.
     """
     server = grpc.aio.server(
+        interceptors=(status.Decoding(service.refused),),
         options=(*terms.options(), ("grpc.so_reuseport", 0)),
         # Links are few and live long; more calls than that are no peer's.
         maximum_concurrent_rpcs=4096,

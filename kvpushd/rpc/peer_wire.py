@@ -8,7 +8,10 @@ from dataclasses import fields
 
 from kvpush_client._proto import types_pb2
 from kvpushd.core.words import Times
+from kvpushd.errors import Invalid
 
+MOST_UNIX_NS = (1 << 63) - 1
+"""In the year 2262."""
 NAMES = tuple(field.name for field in fields(Times))
 
 
@@ -25,7 +28,13 @@ def times_to_wire(times: Times) -> types_pb2.TransferTimes:
 
 
 def times_from_wire(message: types_pb2.TransferTimes) -> Times:
-    """The peer's moments on this node's monotonic clock: as true as the two nodes' clocks agree."""
+    """The peer's moments on this node's monotonic clock: as true as the two nodes' clocks agree.
+
+    Raises Invalid where one can't be told again: no clock shows it.
+    """
     offset = unix_offset()
     given = {name: getattr(message, f"{name}_unix_ns") for name in NAMES}
+    for name, at in given.items():
+        if at > MOST_UNIX_NS:
+            raise Invalid(f"times.{name}_unix_ns is {at}, expected {MOST_UNIX_NS} or less")
     return Times(**{name: at - offset for name, at in given.items() if at})

@@ -6,13 +6,15 @@ The code is for generic tools; the reason itself travels beside it, so that noth
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from kvpush_client.events import Fault, Reason
-from kvpushd.errors import KvpushError
+from kvpushd.errors import Invalid, KvpushError
 
 # Trailing metadata: the name of the reason.
 REASON_KEY = "kvpush-reason"
@@ -57,6 +59,47 @@ async def abort(context: Any, error: KvpushError) -> NoReturn:
     """Ends a call with the error's status. Never returns: raises what gRPC expects of a handler."""
     await context.abort(CODES[error.reason], str(error), ((REASON_KEY, error.reason.name),))
     raise AssertionError("abort returned")
+
+
+async def read(context: Any) -> Any:
+    """The next message of a stream, or gRPC's EOF. Raises Invalid where the bytes are no message."""
+    try:
+        return await context.read()
+    except DecodeError as error:
+        raise Invalid(f"the bytes are no message: {error}") from None
+
+
+class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
+    """Answers bytes that are no message as any other wrong message, in methods that take one message.
+
+    gRPC decodes before the method is called, and its own answer names no reason.
+    """
+
+    def __init__(self, rejected: Callable[[KvpushError], None]) -> None:
+        """`rejected` hears of each call that was refused."""
+        self._rejected = rejected
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any
+    ) -> Any:
+        """The method, or one that refuses what can't be decoded."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+
+        def decode(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except DecodeError as error:
+                return Invalid(f"the bytes are no message: {error}")
+
+        async def answer(request: Any, context: Any) -> Any:
+            if isinstance(request, Invalid):
+                self._rejected(request)
+                await abort(context, request)
+            return await handler.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer, decode, handler.response_serializer)
 
 
 def fault_of(error: grpc.aio.AioRpcError) -> Fault:

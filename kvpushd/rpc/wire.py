@@ -18,11 +18,13 @@ from kvpush_client._proto import types_pb2
 from kvpush_client.events import Counts, Fault, TransferKey
 from kvpush_client.wire import counts_to_wire, fault_to_wire, key_to_wire, layout_to_wire
 from kvpushd.core import fingerprint
-from kvpushd.core.layout import MAX_GROUPS, MAX_LAYERS, MAX_PLANES, Blocks, Layout
+from kvpushd.core.layout import MAX_GROUPS, MAX_LAYERS, MAX_PLANES, MAX_POOL_BYTES, Blocks, Layout
 from kvpushd.errors import Invalid
 
 # Longer than any detail of ours, short enough to keep and to show.
 MAX_DETAIL = 2048
+# Writes of one transfer: the sum over as many senders as a reservation may have still fits its field.
+MAX_CHUNKS = 1 << 23
 
 
 def layout_from_wire(message: types_pb2.Layout, field: str = "layout") -> Layout:
@@ -66,8 +68,11 @@ def fault_from_wire(message: types_pb2.Fault) -> Fault:
 
 
 def counts_from_wire(message: types_pb2.TransferCounts, field: str = "counts") -> Counts:
-    """Counts. Raises Invalid where a part is more than the whole."""
+    """Counts. Raises Invalid where a part is more than the whole, or one is more than can be added up."""
     counts = wire.counts_from_wire(message)
+    for name, most in (("bytes", MAX_POOL_BYTES), ("chunks", MAX_CHUNKS), ("runs", MAX_POOL_BYTES)):
+        if getattr(counts, name) > most:
+            raise Invalid(f"{field}.{name} is {getattr(counts, name)}, expected {most} or less")
     if counts.chunks_before_seal > counts.chunks:
         raise Invalid(f"{field}.chunks_before_seal is {counts.chunks_before_seal}, of {counts.chunks} chunks")
     return counts

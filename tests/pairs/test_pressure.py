@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """KV caches that are far too small: vLLM preempts all the time, and sliding windows move on meanwhile."""
 
+import secrets
+
 import pytest
 
-from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
+from pairs.kit import WAIT, Pair, Side, answer, eventually, prompt, settle, start
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock, Works
 from testing.node import Node
@@ -82,6 +84,26 @@ def preemptions(pair):
 def test_hundreds_of_preemptions_change_no_byte(tight):
     crowd(tight, rounds=10, lengths=range(20, 68, 3), count=140)
     assert min(preemptions(tight)) > 150, preemptions(tight)
+
+
+def test_two_engines_that_wait_for_each_others_memory_go_on(tight):
+    """P is full of prompts that D has no room for, D of reservations that P has no room to prefill."""
+    finished, wanted = ([prompt(200, f"{kind} {n}") for n in range(2)] for kind in ("finished", "wanted"))
+    ids = {id(tokens): secrets.token_bytes(16) for tokens in finished + wanted}
+    for tokens in finished:
+        tight.prefill(tokens, ids[id(tokens)]).result(WAIT)
+    answers = [(tokens, tight.decode(tokens, 4, ids[id(tokens)])) for tokens in wanted]
+    eventually("D reserves", lambda: tight.d.node.status().held.reservations == 2)
+    assert tight.p.node.status().held.handoffs == 2
+    late = [tight.prefill(tokens, ids[id(tokens)]) for tokens in wanted]
+    answers += [(tokens, tight.decode(tokens, 4, ids[id(tokens)])) for tokens in finished]
+    for tokens, request in answers:
+        assert request.result(WAIT).token_ids == answer(tokens, 4)
+    for request in late:
+        request.result(WAIT)
+    # Neither had room for what the other one waited for: what could not be matched gave way in time.
+    faults = [tight.received(transfer_id).fault.detail for transfer_id in ids.values()]
+    assert any("lease" in fault for fault in faults), faults
 
 
 def test_windows_move_on_while_bytes_move(windows):

@@ -121,6 +121,25 @@ def test_a_wrong_item_is_rejected_and_the_session_goes_on(
     assert isinstance(daemon.desk.items.get(timeout=DEADLINE), Reserve)
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (engine_pb2.SessionRequest(items=[engine_pb2.EngineItem()] * 4097), "4097 items in a message"),
+        (hello(), "a second hello"),
+    ],
+)
+def test_a_message_of_too_much_ends_its_session_and_no_other(
+    said: engine_pb2.SessionRequest, words: str, daemon: Daemon, clients: Clients, runtime_dir: Path
+) -> None:
+    client = clients()
+    client.welcome(scheduler())
+    client.send(said)
+    with pytest.raises(grpc.RpcError, match=words):
+        for _ in client.call:
+            pass
+    assert serves(runtime_dir)
+
+
 def test_a_worker_opens_no_halves(daemon: Daemon, clients: Clients) -> None:
     client = clients()
     client.welcome(worker())

@@ -98,7 +98,7 @@ def _receive(params: Mapping[Any, Any], request_id: str) -> Receive:
     if isinstance(port, str) and port.isascii() and port.isdigit():
         port = int(port)  # routers relay what they were configured with
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-        raise Malformed(f"remote_port is {port!r}, expected the port of P's daemon, 1 to 65535")
+        raise Malformed(f"remote_port is {port!r:.80}, expected the port of P's daemon, 1 to 65535")
     given = _text(params, "transfer_id", optional=True)
     remote_request_id = _text(params, "remote_request_id", optional=True)
     if given:
@@ -148,7 +148,7 @@ def _flag(params: Mapping[Any, Any], name: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise Malformed(f"{name} is {value!r}, expected true or false")
+        raise Malformed(f"{name} is {value!r:.80}, expected true or false")
     return value
 
 

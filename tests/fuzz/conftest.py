@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One daemon that has to bear it all, and two engines of it that nobody may harm."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from testing.node import Node
+from testing.rank import Engine
+from tests.daemon.daemon_kit import descriptors, eventually, leftovers, transfer
+from tests.fuzz.doors import AdminDoor, Door, EngineDoor, FdDoor, PeerDoor, SenderDoor, raw_doors
+
+GROWTH = 24 << 20
+"""Bytes of resident memory that caches with a bound, and fragments, may come to."""
+
+
+@dataclass
+class Target:
+    """The daemon, its doors by name, and its two engines."""
+
+    node: Node
+    doors: dict[str, Door]
+    s: Engine
+    r: Engine
+
+    def state(self) -> dict[str, int]:
+        """What must not grow: what the ledger holds, descriptors."""
+        pids = {"daemon": self.node.pid, "mover": self.node.mover_pid}
+        return leftovers(self.node) | {f"files of {name}": descriptors(pid) for name, pid in pids.items()}
+
+    def memory(self) -> int:
+        """Resident bytes of the daemon and its mover."""
+        return sum(_resident(pid) for pid in (self.node.pid, self.node.mover_pid))
+
+    def check(self, before: dict[str, int]) -> None:
+        """All is as before, and the engines' own transfers go on."""
+        transfer(self.s, self.r)
+        self.r.scheduler.poll()
+        more = 3  # a connection or two that are being closed
+        eventually(
+            lambda: {k: (v, before.get(k, 0)) for k, v in self.state().items()},
+            lambda seen: all(
+                now - was <= (more if name.startswith("files") else 0) for name, (now, was) in seen.items()
+            ),
+        )
+        assert self.node.running
+        assert "Traceback" not in self.node.log.read_text()
+
+
+def _resident(pid: int) -> int:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * 4096
+
+
+@pytest.fixture(scope="package")
+def target() -> Iterator[Target]:
+    """Leases are short, so that whatever is left open ends soon."""
+    settings = {"lease": 0.3, "fence_patience": 0.3, "connect_timeout": 2.0, "link_silence": 5.0}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvp")))
+        node = stack.enter_context(Node("fuzzed", folder, **settings))
+        s, r = stack.enter_context(Engine(node, "s")), stack.enter_context(Engine(node, "r"))
+        sender, holding = SenderDoor(r), SenderDoor(r, holds=True)
+        stack.callback(sender.close)
+        stack.callback(holding.close)
+        doors: list[Door] = [EngineDoor(node), PeerDoor(node, holding.hold()), sender, AdminDoor(node)]
+        found = Target(node, {}, s, r)
+        for door in (*doors, FdDoor(node), *raw_doors(node)):
+            found.doors[door.name] = door
+        transfer(s, r)
+        yield found
