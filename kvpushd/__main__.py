@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from kvpushd import config, logs
 from kvpushd.settings import Settings
+
+LEAST_FILES = 64
+"""Open files without which no daemon starts: gRPC and UCX crash where they lack one, and say nothing."""
 
 
 def main(
@@ -26,6 +30,13 @@ def main(
     if loaded.check_only:
         sys.stdout.write(config.describe(loaded) + "\n")
         return 0
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files < LEAST_FILES:
+        sys.stderr.write(
+            f"kvpushd: it may open {files} files and needs {LEAST_FILES} to start, some for each engine and "
+            "peer after that: raise LimitNOFILE, or `ulimit -n`\n"
+        )
+        return 1
     logs.set_up(loaded.settings.log.level, loaded.settings.log.format, sys.stderr)
     # gRPC's core writes to stderr in a form of its own; what it knows, its errors say to us too. It reads
     # this when it is imported.

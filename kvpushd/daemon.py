@@ -49,7 +49,7 @@ from kvpushd.rpc.engine import EngineService, serve_engines
 from kvpushd.rpc.fds import FdService
 from kvpushd.rpc.links import Links
 from kvpushd.rpc.peer import PeerService, serve_peers
-from kvpushd.rpc.terms import Terms
+from kvpushd.rpc.terms import Terms, agent_prefix
 from kvpushd.settings import Settings
 from kvpushd.tracing import open_traces
 
@@ -76,11 +76,8 @@ def run(settings: Settings, parts: Parts | None = None) -> int:
     """Runs the daemon until a signal ends it. 0 = ended in order, 1 = it could not start."""
     try:
         return uvloop.run(Daemon(settings, parts or Parts()).serve())
-    except KvpushError as error:
+    except (KvpushError, OSError) as error:
         structlog.get_logger("kvpushd").error("can't start", fault=str(error))
-        return 1
-    except OSError as error:  # out of descriptors, say
-        structlog.get_logger("kvpushd").error("can't go on", error=str(error), exc_info=error)
         return 1
 
 
@@ -320,7 +317,7 @@ class Daemon:
 
     def _agent(self, what: str) -> str:
         """A name for transport agents: unique among all nodes and all starts."""
-        return f"{self._settings.node}-{self._boot.hex()[:12]}-{what}"
+        return f"{agent_prefix(self._settings.node, self._boot)}{what}"
 
     def _mover_settings(self) -> MoverSettings:
         ucx = self._settings.ucx

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from kvpush_client.events import Counts, Side, TransferKey
 from kvpushd.core.instructions import Account
-from kvpushd.core.words import Incarnation, Times
+from kvpushd.core.words import Incarnation, LinkId, Times
 from kvpushd.metrics import Metrics
 from kvpushd.node.history import MOST_LINKS, History
 from kvpushd.tracing import open_traces
@@ -46,6 +46,7 @@ def account(other: str, size: int = 1, incarnation: bytes = b"i", side: Side = S
         engine_id="E",
         key=key,
         other=other,
+        moved={LinkId(other.rpartition("@")[2]): size},
         label="",
         start=0,
         end=16,

@@ -38,11 +38,13 @@ from kvpushd.node.tasks import Tasks
 from kvpushd.rpc import wire
 from kvpushd.rpc.peer import InLink
 from kvpushd.rpc.peer_wire import times_to_wire
+from kvpushd.rpc.terms import agent_prefix
 
 MAX_RANKS = 4096
 MAX_INLETS = 64
 """A node has an inlet per mover, and each that is opened costs its peer a connection."""
 INCARNATION_BYTES = 16
+MAX_AGENT = 300
 MAX_PRESENTATIONS = 4096
 """Engines that may wait, of one link, to be presented."""
 
@@ -155,7 +157,7 @@ class SendingRoom:
             case "beat":
                 return
             case "engine":
-                self._queue(guest, Presented(item.engine, *_receiver_of(item.engine, link.hello.node)))
+                self._queue(guest, Presented(item.engine, *_receiver_of(item.engine, link.hello)))
             case "announce":
                 self._hub.feed(_announced(guest.name, item.announce))
             case "withdraw":
@@ -297,7 +299,7 @@ class SendingRoom:
 
 
 def _receiver_of(
-    engine: peer_pb2.ReceiverEngine, node: str
+    engine: peer_pb2.ReceiverEngine, hello: peer_pb2.PeerHello
 ) -> tuple[ReceiverView, dict[int, tuple[int, int]]]:
     """The engine, and for each rank its inlet's index and its pool's base address. Raises Invalid."""
     if len(engine.incarnation) != INCARNATION_BYTES:
@@ -307,6 +309,11 @@ def _receiver_of(
             f"{len(engine.pools)} pools and {len(engine.inlets)} inlets; expected 1 to {MAX_RANKS} and 1 to "
             f"{MAX_INLETS}"
         )
+    mine = agent_prefix(hello.node, hello.boot)
+    for inlet in engine.inlets:
+        if not inlet.agent.startswith(mine):
+            # Agents are known by name: under another node's name it would take that node's place.
+            raise Invalid(f"the agent {inlet.agent[:MAX_AGENT]!r} is not of this node: expected {mine}...")
     pools: dict[int, Layout] = {}
     where: dict[int, tuple[int, int]] = {}
     for pool in engine.pools:
@@ -324,7 +331,7 @@ def _receiver_of(
         wire.fingerprint_from_wire(engine.fingerprint),
         max(engine.world_size, len(pools)),
         pools,
-        node,
+        hello.node,
     )
     return view, where
 

@@ -54,6 +54,11 @@ class Terms:
         )
 
 
+def agent_prefix(node: str, boot: bytes) -> str:
+    """What the names of a node's transport agents begin with: no other node's do, and no other start's."""
+    return f"{node}-{boot.hex()[:12]}-"
+
+
 def check_hello(message: peer_pb2.LinkRequest | peer_pb2.LinkResponse) -> peer_pb2.PeerHello:
     """The hello that a link must begin with. Raises Invalid or Unsupported."""
     if not message.HasField("hello") or message.items:

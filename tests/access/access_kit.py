@@ -50,6 +50,8 @@ class Stolen:
         return [types_pb2.Blocks(group=0, start=0, block_ids=range(4))]
 
 
+AGENT = "e.nodes-626262626262-in-1"
+"""An agent of the thief's own node, by its name."""
 CUT = wire.layout_to_wire(layout(256))
 FAULT = types_pb2.Fault(reason=types_pb2.REASON_CANCELLED, detail="says a thief")
 WORKERS = {"describe_pool", "advance"}
@@ -77,7 +79,7 @@ RECEIVER_ITEMS: dict[str, Callable[[Stolen], object]] = {
         incarnation=s.incarnation,
         sender_engine_id=s.sender,
         fingerprint=types_pb2.Fingerprint(fields={"model": "test", "protocol": "1"}),
-        inlets=[types_pb2.Inlet(transport="nixl-ucx", agent="thief", metadata=b"no metadata")],
+        inlets=[types_pb2.Inlet(transport="nixl-ucx", agent=AGENT, metadata=b"no metadata")],
         pools=[peer_pb2.RankPool(rank=0, inlet=0, base=1 << 20, layout=CUT)],
         world_size=1,
     ),

@@ -210,6 +210,20 @@ def test_another_node_that_receives_touches_nothing(fleet: Fleet, kind: str, mom
     fleet.finish(key, moment)
 
 
+@pytest.mark.parametrize("agent", ["d.nodes-626262626262-in-1", "e.nodes-000000000000-in-1", "x", ""])
+def test_another_nodes_agent_is_not_its_to_name(fleet: Fleet, agent: str) -> None:
+    key = fleet.open("matched")
+    with link(fleet) as (said, call):
+        described = RECEIVER_ITEMS["engine"](fleet.stolen(key))
+        assert isinstance(described, peer_pb2.ReceiverEngine)
+        described.inlets[0].agent = agent
+        said.put(peer_pb2.LinkRequest(items=[peer_pb2.ReceiverItem(engine=described)]))
+        with pytest.raises(grpc.RpcError, match="is not of this node"):
+            for _ in call:
+                pass
+    fleet.finish(key, "matched")
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_engine_of_another_node_that_bears_the_receivers_name_gets_nothing(
     fleet: Fleet, moment: str

@@ -42,7 +42,7 @@ class Target:
         """All is as before, and the engines' own transfers go on."""
         transfer(self.s, self.r)
         self.r.scheduler.poll()
-        more = 3  # a connection or two that are being closed
+        more = 8  # a connection or two that UCX keeps, or is closing
         eventually(
             lambda: {k: (v, before.get(k, 0)) for k, v in self.state().items()},
             lambda seen: all(
@@ -69,7 +69,7 @@ def target() -> Iterator[Target]:
         sender, holding = SenderDoor(r), SenderDoor(r, holds=True)
         stack.callback(sender.close)
         stack.callback(holding.close)
-        doors: list[Door] = [EngineDoor(node), PeerDoor(node, holding.hold()), sender, AdminDoor(node)]
+        doors: list[Door] = [EngineDoor(node), PeerDoor(node, holding), sender, AdminDoor(node)]
         found = Target(node, {}, s, r)
         for door in (*doors, FdDoor(node), *raw_doors(node)):
             found.doors[door.name] = door

@@ -159,9 +159,11 @@ class PeerDoor:
 
     name = "peer"
 
-    def __init__(self, node: Node, inlet: peer_pb2.ReceiverEngine) -> None:
+    def __init__(self, node: Node, true: SenderDoor) -> None:
+        """`true` holds what the node says of an engine: the inlet is real."""
         self._target = f"127.0.0.1:{node.port}"
-        self._true = inlet
+        self._true = true.hold()
+        self._hello = true.hello
 
     def sayings(self) -> st.SearchStrategy[Saying]:
         requests = st.lists(saying(peer_pb2.LinkRequest), max_size=6)
@@ -177,6 +179,8 @@ class PeerDoor:
         hello = peer_pb2.PeerHello(
             protocol=1, node=f"f-{secrets.token_hex(4)}", boot=b"b" * 16, software="fuzz", silence_ms=10_000
         )
+        if how == b"described":
+            hello = self._hello
         opening = [peer_pb2.LinkRequest(hello=hello).SerializeToString()]
         if how == b"raw":
             opening = []
@@ -200,6 +204,7 @@ class SenderDoor:
         self._holds = holds
         self._says: Saying = ()
         self.described: peer_pb2.ReceiverEngine | None = None
+        self.hello = peer_pb2.PeerHello()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
         self._server.add_generic_rpc_handlers([_Link(self)])
         self._port = self._server.add_insecure_port("127.0.0.1:0")
@@ -211,7 +216,7 @@ class SenderDoor:
 
     def answer(self, requests: Iterator[bytes]) -> Iterator[bytes]:
         """One link: after the first engine all that is to be said, then its end."""
-        next(requests)
+        self.hello = peer_pb2.LinkRequest.FromString(next(requests)).hello
         if self._says and self._says[0] == b"raw":
             yield from self._says[1:]
             return

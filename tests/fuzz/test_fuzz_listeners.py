@@ -16,7 +16,7 @@ from tests.fuzz.doors import corpus, read, shown
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(600)]
 
 DOORS = ("engine", "peer", "sender", "admin", "fds", "raw-kvpushd", "raw-admin", "raw-peer", "http")
-QUICK, LONG = 60, 2000
+QUICK, LONG = 30, 2000
 
 
 def test_every_listener_has_its_door(target: Target) -> None:

@@ -73,12 +73,11 @@ def test_thousands_of_reservations_that_nobody_fills_end_with_their_lease(nodes:
 
 
 @contextmanager
-def link(node: Node) -> Iterator[tuple[queue.SimpleQueue[Any], Any]]:
-    """A peer's link: what is put is said, the call is what is heard."""
+def link(node: Node, hello: peer_pb2.PeerHello) -> Iterator[tuple[queue.SimpleQueue[Any], Any]]:
+    """A peer's link: what is put is said, the call is what is heard. It is the node of `hello`."""
     said: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with grpc.insecure_channel(f"127.0.0.1:{node.port}") as channel:
         call = peer_pb2_grpc.PeerServiceStub(channel).Link(iter(said.get, None), timeout=60)
-        hello = peer_pb2.PeerHello(protocol=1, node="greedy", boot=b"g" * 16, software="t", silence_ms=60_000)
         said.put(peer_pb2.LinkRequest(hello=hello))
         assert next(call).hello.node == node.name
         yield said, call
@@ -93,6 +92,14 @@ def holding(nodes: Nodes, d: Engine) -> SenderDoor:
     return door
 
 
+def patient(hello: peer_pb2.PeerHello) -> peer_pb2.PeerHello:
+    """The same node, that does not ask for beats."""
+    asked = peer_pb2.PeerHello()
+    asked.CopyFrom(hello)
+    asked.silence_ms = 60_000
+    return asked
+
+
 def items(call: Any) -> Iterator[Any]:
     """What a peer hears, but for beats."""
     for message in call:
@@ -104,10 +111,11 @@ def items(call: Any) -> Iterator[Any]:
 def test_a_peer_that_reserves_without_end_meets_the_limit_and_the_others_do_not(nodes: Nodes) -> None:
     p, d = nodes.pair()
     described = peer_pb2.ReceiverEngine()
-    described.CopyFrom(holding(nodes, d).hold())
+    true = holding(nodes, d)
+    described.CopyFrom(true.hold())
     described.engine_id, described.sender_engine_id = "greedy", p.engine_id
     limit, more = 6000, 500
-    with link(nodes.p) as (said, call):
+    with link(nodes.p, patient(true.hello)) as (said, call):
         heard = items(call)
         said.put(peer_pb2.LinkRequest(items=[peer_pb2.ReceiverItem(engine=described)]))
         assert not next(heard).engine_answer.HasField("fault")
@@ -130,7 +138,7 @@ def test_a_peer_that_reserves_without_end_meets_the_limit_and_the_others_do_not(
             assert ended.fault.reason == types_pb2.REASON_OVER_LIMIT, ended
             assert f"{limit} reservations" in ended.fault.detail
         transfer(p, d, seed=3)
-    eventually(lambda: not [peer for peer in peers(nodes.p) if peer.node == "greedy"])
+    eventually(lambda: len([peer for peer in peers(nodes.p) if peer.node == "d"]) == 1)
     transfer(p, d, seed=4)
 
 
@@ -140,12 +148,13 @@ def peers(node: Node) -> list[Any]:
 
 def test_a_peer_that_describes_engines_without_end_meets_the_limit(nodes: Nodes) -> None:
     p, d = nodes.pair()
-    true = holding(nodes, d).hold()
-    with link(nodes.p) as (said, call):
+    true = holding(nodes, d)
+    usual = true.hold()
+    with link(nodes.p, patient(true.hello)) as (said, call):
         heard, faults = items(call), Counter[int]()
         for n in range(80):
             described = peer_pb2.ReceiverEngine()
-            described.CopyFrom(true)
+            described.CopyFrom(usual)
             described.engine_id, described.sender_engine_id = f"greedy-{n}", p.engine_id
             described.incarnation = n.to_bytes(16, "big")
             # One agent is not connected to twice, so most of these fail of that.
