@@ -29,7 +29,7 @@ from kvpushd.core.events import (
 )
 from kvpushd.core.instructions import CloseOutlet, Post, SayPeer, SayReached
 from kvpushd.core.words import Incarnation, LinkId, ReceiverView
-from kvpushd.errors import Invalid, KvpushError, OverLimit
+from kvpushd.errors import Duplicate, Invalid, KvpushError, OverLimit
 from kvpushd.mover.handle import OutletPool
 from kvpushd.node.engines import EngineRoom
 from kvpushd.node.hub import Hub
@@ -205,6 +205,7 @@ class SendingRoom:
             return
         if known is not None:  # it has a new inlet, in place of one that was closed or died
             self._forget_outlets(guest, receiver.incarnation)
+        self._check_unused(guest, agents)
         ids = tuple(self._movers.next_id() for _ in agents)
         outlet = Outlet(agents, ids, {})
         for rank, (at, _) in presented.where.items():
@@ -217,6 +218,13 @@ class SendingRoom:
                 if at == index
             ]
             await self._movers.open_outlet(outlet_id, inlet, behind)
+
+    def _check_unused(self, guest: Guest, agents: tuple[str, ...]) -> None:
+        """An agent is made for one link: of two ways to one, the end of either would be the end of both."""
+        for other in self._guests.values():
+            used = {agent for outlet in other.outlets.values() for agent in outlet.agents}
+            if used.intersection(agents) or len(set(agents)) < len(agents):
+                raise Duplicate(f"agents {', '.join(agents)} of {guest.link.hello.node} are in use already")
 
     def _close_outlet(self, close: CloseOutlet) -> None:
         guest = self._by_name.get(close.link)
