@@ -99,15 +99,19 @@ class Pair:
         with ExitStack() as stack:
             p, d = (self._engine(stack, node) for node in (self.p, self.d))
             eventually(lambda: p.ready() and d.ready())
-            died = self.p.status().movers[0].restarts + self.d.status().movers[0].restarts
+            died = self._restarts()
             try:
                 transfer(p, d)
             except AssertionError:
-                assert self.p.status().movers[0].restarts + self.d.status().movers[0].restarts > died
+                eventually(self._restarts, lambda restarts: restarts > died)
                 eventually(lambda: p.ready() and d.ready())
                 transfer(p, d)
         for node in (self.p, self.d):
             eventually(partial(self._left, node), lambda left: not left)
+
+    def _restarts(self) -> int:
+        """Of both nodes' movers."""
+        return sum(mover.restarts for node in (self.p, self.d) for mover in node.status().movers)
 
     def _left(self, node: Node) -> object:
         try:
