@@ -104,6 +104,7 @@ class Pair:
                 transfer(p, d)
             except AssertionError:
                 eventually(self._restarts, lambda restarts: restarts > died)
+                eventually(lambda: all(node.http("/readyz")[0] == 200 for node in (self.p, self.d)))
                 eventually(lambda: p.ready() and d.ready())
                 transfer(p, d)
         for node in (self.p, self.d):
