@@ -53,6 +53,7 @@ def processes(runtime_dir: Path) -> Iterator[Callable[[], DaemonProcess]]:
 @pytest.fixture
 def engines(runtime_dir: Path) -> Iterator[Callable[..., Engine]]:
     """Makes engines with a started session; checks at the end that no thread and no descriptor is left."""
+    before = _threads()
     with ExitStack() as stack:
 
         def make(identity: Identity | None = None) -> Engine:
@@ -68,4 +69,9 @@ def engines(runtime_dir: Path) -> Iterator[Callable[..., Engine]]:
             return Engine(session)
 
         yield make
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("kvpush-")]
+    # Those before are of engines that other tests share.
+    assert _threads() == before
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("kvpush-")}

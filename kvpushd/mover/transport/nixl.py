@@ -33,11 +33,14 @@ PACKAGES = ("nixl_cu13", "nixl_cu12")
 _DRAM = "DRAM"
 
 PART_RUNS = 2048
-"""Runs under way at a time to one outlet, of one write.
+"""Runs under way at a time to one outlet."""
+STREAK_SECONDS = 0.05
+"""How long an outlet goes on without a pause, in which all that is under way has ended.
 
-NIXL's progress goes on as long as there is more to take in. Where a receiver is slower than its sender, as
-with runs of 4 KiB, it does not come back while bytes come: two senders kept a mover from its commands, beats
-and fences for seconds. At the end of a part there is nothing to take in until the sender has heard so."""
+NIXL's progress goes on as long as there is more to take in. Where a receiver is slower than its sender, it
+does not come back while bytes come: two senders kept a mover from its commands, beats and fences for seconds.
+In a pause there is nothing to take in. The limit of runs is for those of a few KiB, which keep a receiver
+busy for much longer than their sender."""
 SLICE_SECONDS = 0.005
 """For which a poll goes on to begin what is next, where all ends at once."""
 
@@ -48,22 +51,33 @@ class _Outlet:
 
     agent: str
     addresses: dict[bytes, int]
-    writes: deque[int] = field(default_factory=deque)
-    """The first of them is under way, the others wait for it."""
+    writes: dict[int, _InFlight] = field(default_factory=dict)
+    """In the order in which they were posted, and begin."""
+    under_way: list[_Part] = field(default_factory=list)
+    busy_since: float = 0.0
     closing: bool = False
 
 
 @dataclass(slots=True)
 class _InFlight:
-    """A posted write: what of it is to be begun, what is under way, and what must live meanwhile."""
+    """A posted write: what of it is to be begun, and how many parts are under way."""
 
-    outlet_id: int
     source: int
     target: int
     operation: str
     parts: deque[Runs]
-    transfer: Any = None
-    lists: tuple[Any, ...] = ()
+    under_way: int = 0
+    fault: Fault | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Some runs of a write that are under way, and what must live meanwhile."""
+
+    write_id: int
+    runs: int
+    transfer: Any
+    lists: tuple[Any, Any]
 
 
 @dataclass(slots=True)
@@ -100,7 +114,7 @@ class NixlTransport:
         self._sources: dict[bytes, tuple[Region, Any]] = {}
         self._inlets: dict[int, _Inlet] = {}
         self._outlets: dict[int, _Outlet] = {}
-        self._writes: dict[int, _InFlight] = {}
+        self._in_flight = 0
         self._ended: list[Completion] = []
 
     def register(self, region: Region) -> None:
@@ -177,26 +191,26 @@ class NixlTransport:
         source = self._sources[write.source_pool][0].address
         target = outlet.addresses[write.target_pool]
         operation = "READ" if write.back else "WRITE"
-        flight = _InFlight(write.outlet_id, source, target, operation, _parts(write.runs))
-        self._writes[write.write_id] = flight
-        outlet.writes.append(write.write_id)
-        if len(outlet.writes) == 1:
-            self._begin(outlet)
+        outlet.writes[write.write_id] = _InFlight(source, target, operation, _parts(write.runs))
+        self._in_flight += 1
+        self._begin(outlet)
 
     def poll(self) -> list[Completion]:
-        """Asks after each write that is under way, 3 us each, which is also what makes progress with them."""
+        """Asks after each part that is under way, 3 us each, which is also what makes progress with them."""
         until = time.monotonic() + SLICE_SECONDS
-        for outlet in list(self._outlets.values()):
+        for outlet_id, outlet in list(self._outlets.items()):
             # CMA copies as it begins: what was just begun has ended.
             while self._moved_on(outlet) and time.monotonic() < until:
                 continue
+            if outlet.closing:
+                self.close_outlet(outlet_id)
         done, self._ended = self._ended, []
         return done
 
     @property
     def in_flight(self) -> int:
         """Writes whose completion has not been given out."""
-        return len(self._writes) + len(self._ended)
+        return self._in_flight + len(self._ended)
 
     def progress(self) -> None:
         """Lets each agent take in what has come, 3 us each."""
@@ -207,7 +221,6 @@ class NixlTransport:
     def close(self) -> None:
         """Destroys all agents, receiving ones first."""
         self._inlets.clear()
-        self._writes.clear()
         self._outlets.clear()
         self._sources.clear()
         del self._sender
@@ -231,54 +244,77 @@ class NixlTransport:
         return agent
 
     def _moved_on(self, outlet: _Outlet) -> bool:
-        """Whether what is under way to an outlet was found to have ended; begins what comes next."""
-        if not outlet.writes:
-            return False
-        write_id = outlet.writes[0]
-        flight = self._writes[write_id]
-        try:
-            if self._sender.check_xfer_state(flight.transfer) == "PROC":
-                return False
-        except self._errors as error:
-            self._end(outlet, _failed(write_id, outlet.agent, error))
-        else:
-            self._release(flight)
-            if not flight.parts:
-                self._end(outlet, Completion(write_id))
-        self._begin(outlet)
-        return True
+        """Whether some of what is under way to an outlet was found to have ended; begins what comes next."""
+        moved = False
+        for part in list(outlet.under_way):
+            flight = outlet.writes[part.write_id]
+            try:
+                if self._sender.check_xfer_state(part.transfer) == "PROC":
+                    continue
+            except self._errors as error:
+                self._fail(outlet, flight, error)
+            moved = True
+            outlet.under_way.remove(part)
+            flight.under_way -= 1
+            self._release(part.transfer, *part.lists)
+            self._settle(outlet, part.write_id)
+        if moved:
+            self._begin(outlet)
+        return moved
 
     def _begin(self, outlet: _Outlet) -> None:
-        """Begins the next part of an outlet's first write. Where it can't be, that write ends.
+        """Begins as many parts of an outlet's writes as may be under way."""
+        now = time.monotonic()
+        for write_id, flight in list(outlet.writes.items()):
+            while flight.parts:
+                if not outlet.under_way:
+                    outlet.busy_since = now
+                elif (
+                    sum(part.runs for part in outlet.under_way) + len(flight.parts[0].length) > PART_RUNS
+                    or now - outlet.busy_since > STREAK_SECONDS
+                ):
+                    return
+                self._begin_part(outlet, write_id, flight)
+            self._settle(outlet, write_id)
+
+    def _begin_part(self, outlet: _Outlet, write_id: int, flight: _InFlight) -> None:
+        """Begins the next part of a write. Where it can't be, the write has failed.
 
         Lists made for this part alone: 0.1 ms for hundreds of runs. Prepared ones, kept per pool, would save
         that only where all runs have one length, which merging undoes.
         """
-        while outlet.writes:
-            write_id = outlet.writes[0]
-            flight = self._writes[write_id]
-            runs = flight.parts.popleft()
-            index = np.arange(len(runs.length), dtype=np.int32)
-            near_rows = _rows(runs.source + flight.source, runs.length)
-            far_rows = _rows(runs.target + flight.target, runs.length)
-            try:
-                near = self._sender.prep_xfer_dlist("", near_rows, _DRAM)
-                far = self._sender.prep_xfer_dlist(outlet.agent, far_rows, _DRAM)
-                flight.transfer = self._sender.make_prepped_xfer(flight.operation, near, index, far, index)
-                flight.lists = (near, far)
-                self._sender.transfer(flight.transfer)
-            except self._errors as error:
-                self._end(outlet, _failed(write_id, outlet.agent, error))
-            else:
-                return
+        runs = flight.parts.popleft()
+        index = np.arange(len(runs.length), dtype=np.int32)
+        near_rows = _rows(runs.source + flight.source, runs.length)
+        far_rows = _rows(runs.target + flight.target, runs.length)
+        made: list[Any] = []
+        try:
+            made.append(self._sender.prep_xfer_dlist("", near_rows, _DRAM))
+            made.append(self._sender.prep_xfer_dlist(outlet.agent, far_rows, _DRAM))
+            transfer = self._sender.make_prepped_xfer(flight.operation, made[0], index, made[1], index)
+            made.append(transfer)
+            self._sender.transfer(transfer)
+        except self._errors as error:
+            self._release(*reversed(made))
+            self._fail(outlet, flight, error)
+            return
+        outlet.under_way.append(_Part(write_id, len(index), transfer, (made[0], made[1])))
+        flight.under_way += 1
 
-    def _end(self, outlet: _Outlet, completion: Completion) -> None:
-        """Takes an outlet's first write out, and gives its completion to the next poll."""
-        flight = self._writes.pop(outlet.writes.popleft())
-        self._release(flight)
-        self._ended.append(completion)
-        if outlet.closing:
-            self.close_outlet(flight.outlet_id)
+    def _fail(self, outlet: _Outlet, flight: _InFlight, error: Exception) -> None:
+        """A part of a write failed: what of it is not begun never is. It ends once nothing is under way."""
+        flight.parts.clear()
+        detail = f"the write to agent {outlet.agent} failed ({type(error).__name__}: {error})"
+        flight.fault = flight.fault or Fault(Reason.TRANSPORT_FAILED, detail)
+
+    def _settle(self, outlet: _Outlet, write_id: int) -> None:
+        """Gives a write's completion to the next poll, if it has ended."""
+        flight = outlet.writes[write_id]
+        if flight.parts or flight.under_way:
+            return
+        del outlet.writes[write_id]
+        self._in_flight -= 1
+        self._ended.append(Completion(write_id, flight.fault))
 
     def _register(self, agent: Any, region: Region) -> Any:
         return agent.register_memory([(region.address, region.nbytes, 0, "")], _DRAM)
@@ -290,15 +326,13 @@ class NixlTransport:
             # It is gone already: NIXL forgets an agent whose connection broke.
             return
 
-    def _release(self, flight: _InFlight) -> None:
-        for handle in (flight.transfer, *flight.lists):
+    def _release(self, *handles: Any) -> None:
+        for handle in handles:
             try:
-                if handle is not None:
-                    handle.release()
+                handle.release()
             except self._errors:
                 # The connection broke, and the agent holds on to the handle until it is destroyed.
                 continue
-        flight.transfer, flight.lists = None, ()
 
 
 def _package() -> Any:
@@ -333,8 +367,3 @@ def _rows(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[n
     rows[:, 0] = addresses
     rows[:, 1] = lengths
     return rows
-
-
-def _failed(write_id: int, agent: str, error: Exception) -> Completion:
-    detail = f"the write to agent {agent} failed ({type(error).__name__}: {error})"
-    return Completion(write_id, Fault(Reason.TRANSPORT_FAILED, detail))
