@@ -16,7 +16,7 @@ from testing.engines import START
 from testing.node import Node
 
 LEASE = 20.0
-BLOCKS = 220
+BLOCKS = 140
 """KV blocks of an engine: so few that requests are preempted."""
 P, D, MORTAL = "P", "D", "mortal-D"
 

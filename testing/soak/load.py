@@ -38,7 +38,7 @@ def asks(seed: int) -> Iterator[Ask]:
         yield Ask(
             number,
             tokens,
-            count=chance.randrange(20, 60) if chance.random() < 0.08 else chance.randrange(1, 4),
+            count=chance.randrange(20, 80) if chance.random() < 0.2 else chance.randrange(1, 4),
             d_first=chance.random() < 0.5,
             in_turn=chance.random() < 0.2,
             patience=chance.uniform(0.0, 0.3) if chance.random() < 0.05 else None,
