@@ -205,8 +205,9 @@ class Account:
 
 
 def shows_on_the_other_side(scenario: Scenario) -> bool:
-    """Whether the far side of the transfer has something to hear at once: its other half died."""
-    if len(scenario.faults) != 1 or not scenario.phase.matched:
+    """Whether the far side of the transfer has something to hear at once, since its other half died, and is
+    looked at."""
+    if len(scenario.faults) != 1 or not scenario.phase.matched or scenario.beside:
         return False
     (fault,) = scenario.faults
     if not isinstance(fault, Strike) or fault.whom is Whom.ROUTER:

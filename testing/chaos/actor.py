@@ -107,6 +107,8 @@ class _Turn:
         if scenario.cast is Cast.ROUTER:
             stage.start_router()
         seen = next((s.whom for s in scenario.strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
+        if scenario.beside:  # the time is spent on the third node
+            seen = None
         restarts = self._restarts(seen)
         with self._flow() as flow:
             held = self._reach()
