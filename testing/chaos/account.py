@@ -65,10 +65,7 @@ class Played:
         ]
         wrong += [f"{name} died" for name in self.deaths]
         wrong += self.leftovers
-        # Two faults may hide each other, and a stop of one process delays what another says.
-        if len(self.scenario.faults) == 1:
-            wrong += self._promises()
-        return wrong
+        return wrong + self._promises()
 
     def _promises(self) -> list[str]:
         wrong = []
@@ -77,7 +74,7 @@ class Played:
             ("engines were registered again", self.registered, REGISTERED),
             ("the mover was replaced", self.replaced, REPLACED),
         ):
-            if found is not None and found > most:
+            if found is not None and found > most and self.scenario.timed:
                 wrong.append(f"{what} after {found:.2f} s, not {most:g}")
         if self.undisturbed is not None and self.undisturbed < UNDISTURBED:
             wrong.append(f"a third node's transfers kept {self.undisturbed:.3f} of their throughput")
@@ -149,7 +146,7 @@ class Account:
     def figures(self) -> list[tuple[str, str, str, str]]:
         """What was measured: name, promise, worst, how often."""
         rows: list[tuple[str, str, str, str]] = []
-        single = [one for one in self.played if len(one.scenario.faults) == 1]
+        timed = [one for one in self.played if one.scenario.timed]
 
         def row(name: str, promise: str, found: Sequence[float | None], worst: Any = max) -> None:
             values = [value for value in found if value is not None]
@@ -159,13 +156,13 @@ class Account:
         ends = [end.seconds for one in self.played for end in one.ends]
         row("longest end of a request, s after the fault", f"{self.lease + PATIENCE:g}", ends)
         row("longest quarantine, s after the fault", "counted", [one.quarantine for one in self.played])
-        row("the other side heard of a death, s", f"{VISIBLE:g}", [one.said for one in single])
-        row("registered again, s after the daemon's start", f"{REGISTERED:g}", [o.registered for o in single])
-        row("mover replaced, s", f"{REPLACED:g}", [one.replaced for one in single])
+        row("the other side heard of a death, s", f"{VISIBLE:g}", [one.said for one in timed])
+        row("registered again, s after the daemon's start", f"{REGISTERED:g}", [o.registered for o in timed])
+        row("mover replaced, s", f"{REPLACED:g}", [one.replaced for one in timed])
         row(
             "a third node's throughput, of before",
             f"{UNDISTURBED:g}",
-            [one.undisturbed for one in single],
+            [one.undisturbed for one in self.played],
             min,
         )
         row("moves again, s after all was healed", "", [one.again for one in self.played])
@@ -207,7 +204,7 @@ class Account:
 def shows_on_the_other_side(scenario: Scenario) -> bool:
     """Whether the far side of the transfer has something to hear at once, since its other half died, and is
     looked at."""
-    if len(scenario.faults) != 1 or not scenario.phase.matched or scenario.beside:
+    if not scenario.timed or not scenario.phase.matched:
         return False
     (fault,) = scenario.faults
     if not isinstance(fault, Strike) or fault.whom is Whom.ROUTER:

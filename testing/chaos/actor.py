@@ -106,9 +106,8 @@ class _Turn:
             stage.ready(RANKS)
         if scenario.cast is Cast.ROUTER:
             stage.start_router()
-        seen = next((s.whom for s in scenario.strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
-        if scenario.beside:  # the time is spent on the third node
-            seen = None
+        strikes = scenario.strikes if scenario.timed else []
+        seen = next((s.whom for s in strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
         restarts = self._restarts(seen)
         with self._flow() as flow:
             held = self._reach()
@@ -196,7 +195,7 @@ class _Turn:
                     self._played.replaced = now - self._blows.at[0]
             done = all(request.done() for _, request in open_requests) and not self._blows.missed
             measured = (other is None or self._played.said is not None) and (
-                mover is None or self._played.replaced is not None or bool(self._scenario.faults[1:])
+                mover is None or self._played.replaced is not None
             )
             if (done and not self._blows.pending and measured) or now > deadline:
                 break

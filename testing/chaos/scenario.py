@@ -145,6 +145,12 @@ class Scenario:
         """Its signals."""
         return [fault for fault in self.faults if isinstance(fault, Strike)]
 
+    @property
+    def timed(self) -> bool:
+        """Whether it shows how soon something is said or made good. Two faults may hide each other, a third
+        node that is watched takes the time, and idle ranks of vLLM's spin until others hardly get to run."""
+        return len(self.faults) == 1 and not self.beside and self.cast is not Cast.RANKS
+
     def hits(self, whom: Whom, *blows: Blow) -> bool:
         """Whether somebody is hit, in one of these ways if any are named."""
         return any(strike.whom is whom and (not blows or strike.blow in blows) for strike in self.strikes)
