@@ -16,7 +16,7 @@ import grpc
 
 from kvpush_client._proto import admin_pb2
 from testing.chaos.account import End, Played, shows_on_the_other_side
-from testing.chaos.blows import ENGINES, Blows
+from testing.chaos.blows import ENGINES, Blows, age
 from testing.chaos.books import Books
 from testing.chaos.flow import Flow
 from testing.chaos.holds import FAST, REACH, Held, Holds
@@ -31,6 +31,9 @@ HEALED = 30.0
 """Seconds within which everything is back after all processes are up."""
 WINDOW = 2.0
 """Seconds over which a third node's throughput is measured, before the fault and after it."""
+LIVED = 12.0
+"""Seconds that a mover must have lived to be replaced at once: where one dies soon after another, there is a
+pause, lest movers that die of the same cause take the machine."""
 DAEMONS = {Whom.P_DAEMON: "p", Whom.D_DAEMON: "d"}
 MOVERS = {Whom.P_MOVER: "p", Whom.D_MOVER: "d"}
 _TROUBLES = (
@@ -108,6 +111,8 @@ class _Turn:
             stage.start_router()
         strikes = scenario.strikes if scenario.timed else []
         seen = next((s.whom for s in strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
+        if seen is not None and age(stage.pid(seen)) < LIVED:
+            seen = None
         restarts = self._restarts(seen)
         with self._flow() as flow:
             held = self._reach()

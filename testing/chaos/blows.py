@@ -158,6 +158,12 @@ def state(pid: int) -> str:
         return ""
 
 
+def age(pid: int) -> float:
+    """Seconds since a process began."""
+    began = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
+
+
 def go_on(pid: int) -> None:
     """SIGCONT, if it still lives."""
     try:

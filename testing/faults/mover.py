@@ -16,9 +16,9 @@ from kvpushd.mover.transport.base import Carrier, Transport
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.transport.nixl import NixlTransport
 from testing.faults.catalog import MOVER
+from testing.faults.parts import name_of, same
 from testing.faults.points import Broken, Lane, Points
 from testing.faults.rules import Act, Rule
-from testing.faults.streams import name_of, same
 from testing.faults.transport import FaultyCarrier, FaultyTransport
 
 Command = tuple[mover_pb2.MoverCommand, int | None]

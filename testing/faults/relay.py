@@ -15,9 +15,9 @@ from typing import Any
 from kvpush_client._proto import mover_pb2
 from kvpushd.mover.child import MoverProcess, MoverSettings
 from kvpushd.mover.link import Link, LinkClosed
+from testing.faults.parts import name_of
 from testing.faults.points import Broken, Lane, Points
 from testing.faults.rules import Act
-from testing.faults.streams import name_of
 
 Letter = tuple[bytes, int | None]
 

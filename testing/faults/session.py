@@ -16,8 +16,8 @@ from kvpush_client.link import Link
 from kvpush_client.pool import Pool
 from kvpush_client.session import Session
 from kvpush_client.wire import Malformed
+from testing.faults.parts import parts, same
 from testing.faults.points import Broken, Lane, Points
-from testing.faults.streams import parts, same
 
 LINK = "session"
 
