@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-POOL_BYTES = 128 << 20
+POOL_BYTES = 256 << 20
 NEIGHBOURS = 256 << 10
 """Runs that can be merged are shuffled within so many bytes, or four of them: so that a transfer that is cut
 somewhere still merges."""

@@ -16,6 +16,7 @@ from kvpushd.core.events import WriteEnded
 from kvpushd.core.layout import BlockLists, Layout, Window
 from kvpushd.core.words import WriteId
 from kvpushd.errors import BadMemory, Invalid, KvpushError, LayoutMismatch, MoverDied, TransportFailed
+from kvpushd.mover import blocks
 from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import Child, MoverProcess, MoverSettings, StartMover
 from kvpushd.mover.link import Link, LinkBroken, LinkClosed
@@ -208,8 +209,8 @@ class MoverHandle:
             source_pool=source_pool,
             outlet_id=outlet_id,
             target_pool=target_pool,
-            source_blocks=wire.blocks_to_wire(source_blocks),
-            target_blocks=wire.blocks_to_wire(target_blocks),
+            source_blocks=blocks.to_wire(source_blocks),
+            target_blocks=blocks.to_wire(target_blocks),
             start=window.start,
             end=window.end,
             first_layer=window.first_layer,

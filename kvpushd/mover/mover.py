@@ -22,6 +22,7 @@ from kvpushd.core.plan import plan
 from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
+from kvpushd.mover import blocks
 from kvpushd.mover.attention import SENDING, Attention, Rest, longest_wait
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Carrier, Completion, Region, Transport, Write
 from kvpushd.rpc import wire
@@ -279,8 +280,8 @@ class Mover:
             source = self._pool(command.source_pool)
             target = self._target(command)
             window = Window(command.start, command.end, command.first_layer, command.end_layer)
-            source_blocks = wire.blocks_from_wire(command.source_blocks, "source_blocks")
-            target_blocks = wire.blocks_from_wire(command.target_blocks, "target_blocks")
+            source_blocks = blocks.from_wire(command.source_blocks)
+            target_blocks = blocks.from_wire(command.target_blocks)
             runs = plan(source.layout, source_blocks, target, target_blocks, window)
             _bound("source", runs.source, runs, source.layout)
             _bound("target", runs.target, runs, target)

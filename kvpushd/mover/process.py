@@ -13,7 +13,7 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.memory.host import anonymous
@@ -87,16 +87,25 @@ def _rounds(link: Link, mover: Mover, events: select.epoll) -> None:
         select.select([events], [], [], mover.wait)
         ready = {descriptor for descriptor, _ in events.poll(0)}
         rang = mover.bell in ready
+        messages: list[bytes] = []
         if link.fileno() in ready:
             link.flush()
-            for message in link.receive():
-                command = mover_pb2.MoverCommand.FromString(message)
-                if command.HasField("stop"):
-                    return
-                for report in mover.handle(command, link.take_descriptor):
-                    link.send(report.SerializeToString())
-        for report in mover.step():
-            link.send(report.SerializeToString())
+            messages = link.receive()
+        for message in messages:
+            command = mover_pb2.MoverCommand.FromString(message)
+            if command.HasField("stop"):
+                return
+            _say(link, mover.handle(command, link.take_descriptor))
+            # UCX may carry most of a write as it begins. Then the daemon shall hear of its end before the
+            # next one begins, so that it has another ready when that ends.
+            _say(link, mover.step())
+        if not messages:
+            _say(link, mover.step())
+
+
+def _say(link: Link, reports: Iterable[mover_pb2.MoverReport]) -> None:
+    for report in reports:
+        link.send(report.SerializeToString())
 
 
 def _settle(parent: int) -> None:

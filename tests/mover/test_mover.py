@@ -15,6 +15,7 @@ from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Reason
 from kvpushd.core.layout import Blocks
 from kvpushd.errors import Invalid
+from kvpushd.mover import blocks
 from kvpushd.mover.mover import Mover
 from kvpushd.mover.transport.fake import FakeFabric, FakeTransport
 from kvpushd.mover.transport.local import LocalCarrier
@@ -43,7 +44,7 @@ def map_pool(mover: Mover, pool_id: bytes, seed: int | None = None) -> object:
 
 
 def local_write(write_id: int) -> mover_pb2.PostWrite:
-    every = wire.blocks_to_wire([Blocks(0, 0, np.arange(CUT.blocks))])
+    every = blocks.to_wire([Blocks(0, 0, np.arange(CUT.blocks))])
     return mover_pb2.PostWrite(
         write_id=write_id,
         source_pool=b"a",
@@ -85,6 +86,16 @@ def test_a_pool_that_waits_for_its_last_write_to_leave_takes_no_new_one(mover: M
     (ended,) = do(mover, post_write=local_write(2))
     assert ended.write_ended.fault.reason == Reason.INVALID
     assert ends(mover.step()) == [1]
+
+
+def test_a_write_whose_block_ids_were_cut_off_is_refused(mover: Mover) -> None:
+    map_pool(mover, b"a", seed=1)
+    map_pool(mover, b"b")
+    write = local_write(1)
+    write.source_blocks[0].ids = write.source_blocks[0].ids[:-1]
+    (ended,) = do(mover, post_write=write)
+    assert ended.write_ended.fault.reason == Reason.INVALID
+    assert "8 bytes each" in ended.write_ended.fault.detail
 
 
 def test_a_layout_that_lies_about_its_pool_writes_nothing_outside_of_it(mover: Mover) -> None:

@@ -570,7 +570,9 @@ global___FirstToken = FirstToken
 
 @typing.final
 class EngineEvent(google.protobuf.message.Message):
-    """EngineEvent is one thing that the daemon says. All sessions of the engine hear all of them."""
+    """EngineEvent is one thing that the daemon says. Schedulers hear all of them, workers all but matched,
+    reservation_released and handoff_ended.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

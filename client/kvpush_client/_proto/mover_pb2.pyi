@@ -392,11 +392,11 @@ class PostWrite(google.protobuf.message.Message):
     end_layer: builtins.int
     """One past the last layer."""
     @property
-    def source_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvpush_client._proto.types_pb2.Blocks]:
+    def source_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockArray]:
         """Blocks of the source that the window touches."""
 
     @property
-    def target_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvpush_client._proto.types_pb2.Blocks]:
+    def target_blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BlockArray]:
         """Blocks of the target that the window touches."""
 
     def __init__(
@@ -406,8 +406,8 @@ class PostWrite(google.protobuf.message.Message):
         source_pool: builtins.bytes = ...,
         outlet_id: builtins.int = ...,
         target_pool: builtins.bytes = ...,
-        source_blocks: collections.abc.Iterable[kvpush_client._proto.types_pb2.Blocks] | None = ...,
-        target_blocks: collections.abc.Iterable[kvpush_client._proto.types_pb2.Blocks] | None = ...,
+        source_blocks: collections.abc.Iterable[global___BlockArray] | None = ...,
+        target_blocks: collections.abc.Iterable[global___BlockArray] | None = ...,
         start: builtins.int = ...,
         end: builtins.int = ...,
         first_layer: builtins.int = ...,
@@ -416,6 +416,34 @@ class PostWrite(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["end", b"end", "end_layer", b"end_layer", "first_layer", b"first_layer", "outlet_id", b"outlet_id", "source_blocks", b"source_blocks", "source_pool", b"source_pool", "start", b"start", "target_blocks", b"target_blocks", "target_pool", b"target_pool", "write_id", b"write_id"]) -> None: ...
 
 global___PostWrite = PostWrite
+
+@typing.final
+class BlockArray(google.protobuf.message.Message):
+    """BlockArray is Blocks without a varint per block: a daemon and its mover are of one version and one host, and
+    writes are posted by the thousands of blocks.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: builtins.int
+    START_FIELD_NUMBER: builtins.int
+    IDS_FIELD_NUMBER: builtins.int
+    group: builtins.int
+    """The group, by its index in the layout."""
+    start: builtins.int
+    """Position that the first block begins at."""
+    ids: builtins.bytes
+    """Block ids, eight bytes each, little-endian."""
+    def __init__(
+        self,
+        *,
+        group: builtins.int = ...,
+        start: builtins.int = ...,
+        ids: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["group", b"group", "ids", b"ids", "start", b"start"]) -> None: ...
+
+global___BlockArray = BlockArray
 
 @typing.final
 class Attend(google.protobuf.message.Message):
