@@ -9,15 +9,14 @@ Told what to do in JSON lines. Both poll without a pause while a write is measur
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
-import subprocess
 import sys
 import time
 from typing import Any
 
 import numpy as np
+
+from benchmarks.child import Child
 
 _POOL_BYTES = 1 << 20
 _PAUSE = 1e-3
@@ -30,62 +29,29 @@ class Raw:
     def __init__(self, runs: int, run_bytes: int) -> None:
         """A block is so many runs of so many bytes."""
         self._block = {"runs": runs, "run_bytes": run_bytes}
-        self._ends = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.control.raw", role],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **_ENVIRONMENT},
-            )
+        self._writer, self._reader = (
+            Child([sys.executable, "-m", "benchmarks.control.raw", role], environment=_ENVIRONMENT)
             for role in ("writer", "reader")
-        ]
-        self._ask(0, {"do": "meet", **self._ask(1, {"do": "meet"})})
+        )
+        self._writer.ask("meet", **self._reader.ask("meet"))
 
     def landings(self, count: int) -> list[float]:
         """Seconds from before a write is made until the reader has its notification, one at a time."""
-        self._tell(1, {"do": "await", "count": count})
-        self._hear(1)  # it looks
-        begun = self._ask(0, {"do": "write", "count": count, **self._block})["at"]
-        ended = self._hear(1)["at"]
+        self._reader.ask("await", count=count)  # it looks
+        begun = self._writer.ask("write", count=count, **self._block)["at"]
+        ended = self._reader.hear()["at"]
         return [end - begin for begin, end in zip(begun, ended, strict=True)]
 
     def close(self) -> None:
         """Ends both."""
-        for end in self._ends:
-            end.kill()
-            end.wait()
-            for pipe in (end.stdin, end.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+        for end in (self._writer, self._reader):
+            end.close()
 
     def __enter__(self) -> Raw:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _tell(self, end: int, command: dict[str, Any]) -> None:
-        pipe = self._ends[end].stdin
-        assert pipe is not None
-        pipe.write(json.dumps(command) + "\n")
-        pipe.flush()
-
-    def _hear(self, end: int) -> dict[str, Any]:
-        pipe = self._ends[end].stdout
-        assert pipe is not None
-        line = pipe.readline()
-        while line and not line.startswith("{"):
-            line = pipe.readline()  # libraries log to the standard output
-        if not line:
-            raise RuntimeError(f"raw end {end} ended with status {self._ends[end].wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def _ask(self, end: int, command: dict[str, Any]) -> dict[str, Any]:
-        self._tell(end, command)
-        return self._hear(end)
 
 
 class _End:

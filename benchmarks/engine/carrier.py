@@ -9,12 +9,9 @@ A process at each end of the link, told what to do in JSON lines. `Carriers` sta
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
-import os
 import select
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -22,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.child import Child
 from testing import netns
 
 POOL_BYTES = 128 << 20
@@ -34,34 +32,30 @@ class Carriers:
 
     def __init__(self, link: netns.Link) -> None:
         self._link = link
-        self._ends = [
-            subprocess.Popen(
+        self._sender, self._receiver = (
+            Child(
                 [*netns.prefix(name), sys.executable, "-m", "benchmarks.engine.carrier", role],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, **_ENVIRONMENT},
+                environment=_ENVIRONMENT,
             )
             for name, role in zip(link.names, ("sender", "receiver"), strict=True)
-        ]
-        self._ask(0, {"do": "meet", **self._ask(1, {"do": "meet"})})
+        )
+        self._sender.ask("meet", **self._receiver.ask("meet"))
 
     def nixl_seconds(self, size: int, run: int, times: int = 3) -> float:
         """The time of a raw NIXL WRITE of `size` bytes in scattered runs of `run` bytes.
 
         The fastest of a few: whatever else the machine does only adds to it.
         """
-        self._tell(1, {"do": "poll"})
-        found = self._ask(0, {"do": "write", "bytes": size, "run": run, "times": times})
-        self._ask(1, {"do": "stop"})
+        self._receiver.tell("poll")
+        found = self._sender.ask("write", bytes=size, run=run, times=times)
+        self._receiver.ask("stop")
         return float(found["seconds"])
 
     def socket_seconds(self, size: int) -> float:
         """The time that `size` bytes take through a TCP socket."""
-        found = self._ask(1, {"do": "listen"})
-        where = {"host": self._link.hosts[1], "port": found["port"]}
-        sent = self._ask(0, {"do": "send", "bytes": size, **where})
-        self._hear(1)
+        found = self._receiver.ask("listen")
+        sent = self._sender.ask("send", bytes=size, host=self._link.hosts[1], port=found["port"])
+        self._receiver.hear()
         return float(sent["seconds"])
 
     def calibrate(self, size: int, run: int, seconds: float) -> float:
@@ -81,40 +75,14 @@ class Carriers:
 
     def close(self) -> None:
         """Ends both."""
-        for end in self._ends:
-            end.kill()
-            end.wait()
-            for pipe in (end.stdin, end.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+        for end in (self._sender, self._receiver):
+            end.close()
 
     def __enter__(self) -> Carriers:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def _tell(self, end: int, command: dict[str, Any]) -> None:
-        pipe = self._ends[end].stdin
-        assert pipe is not None
-        pipe.write(json.dumps(command) + "\n")
-        pipe.flush()
-
-    def _hear(self, end: int) -> dict[str, Any]:
-        pipe = self._ends[end].stdout
-        assert pipe is not None
-        line = pipe.readline()
-        while line and not line.startswith("{"):
-            line = pipe.readline()  # libraries log to the standard output
-        if not line:
-            raise RuntimeError(f"the carrier at end {end} ended with status {self._ends[end].wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def _ask(self, end: int, command: dict[str, Any]) -> dict[str, Any]:
-        self._tell(end, command)
-        return self._hear(end)
 
 
 class _End:

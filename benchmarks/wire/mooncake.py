@@ -15,8 +15,9 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.child import Child
 from benchmarks.wire.case import Case
-from benchmarks.wire.child import Child, WrongBytes
+from benchmarks.wire.contender import WrongBytes
 
 PACKAGE = "mooncake-transfer-engine-non-cuda"
 LIBRARIES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")

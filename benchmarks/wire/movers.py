@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.wire import case as cases
 from benchmarks.wire.case import POOL_BYTES, RUNS, TRANSPORTS, Case
-from benchmarks.wire.child import WrongBytes
+from benchmarks.wire.contender import WrongBytes
 from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpush_client.pool import Pool
 from kvpushd.core.engines import Limits

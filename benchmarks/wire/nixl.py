@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from benchmarks.child import Child
 from benchmarks.wire.case import RUNS, TRANSPORTS, Case
-from benchmarks.wire.child import Child, WrongBytes
+from benchmarks.wire.contender import WrongBytes
 
 
 @dataclass(frozen=True, slots=True)

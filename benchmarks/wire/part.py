@@ -8,12 +8,13 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from benchmarks.cpu import cpu_seconds
 from benchmarks.report.statistics import Ratio, paired_ratio, summary
 from benchmarks.report.values import Bars, Goal, Job, Outcome, Row, Table, goal
 from benchmarks.wire import case as cases
 from benchmarks.wire import upkeep
 from benchmarks.wire.case import POOL_BYTES, RUNS, TRANSPORTS, Case
-from benchmarks.wire.child import Contender, cpu_seconds
+from benchmarks.wire.contender import Contender
 from benchmarks.wire.mooncake import Mooncake, Unavailable
 from benchmarks.wire.movers import Movers
 from benchmarks.wire.nixl import SETTINGS, UNMERGED, Nixl, RawNixl, Setting

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.child import Child
 from benchmarks.wire import case as cases
 from benchmarks.wire.case import POOL_BYTES, Case
-from benchmarks.wire.child import Child, WrongBytes
+from benchmarks.wire.contender import WrongBytes
 
 PIECE = 1 << 20
 

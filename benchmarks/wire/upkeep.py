@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.cpu import cpu_seconds
 from benchmarks.report.statistics import Ratio, paired_ratio, summary
 from benchmarks.report.tables import summaries
 from benchmarks.report.values import Goal, Job, Row, Table, goal
-from benchmarks.wire.child import cpu_seconds
 from kvpush_client.events import ReservationEnded
 from testing.node import Node
 from testing.rank import Engine, new_key

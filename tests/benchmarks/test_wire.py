@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
+from benchmarks.cpu import cpu_seconds
 from benchmarks.wire.case import POOL_BYTES, RUNS, Shape, arrived, pattern, places
-from benchmarks.wire.child import cpu_seconds
 from benchmarks.wire.movers import TOKENS, layout
 from kvpushd.core.layout import Blocks, Window
 from kvpushd.core.plan import plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A process of a contender, told what to do in JSON lines; and what processes cost."""
+"""A process of a benchmark, told what to do in JSON lines."""
 
 from __future__ import annotations
 
@@ -7,56 +7,27 @@ import contextlib
 import json
 import os
 import subprocess
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
-
-from benchmarks.wire.case import Case
-
-
-class WrongBytes(RuntimeError):
-    """A target pool does not hold what was sent."""
-
-
-class Contender(Protocol):
-    """Whoever moves bytes."""
-
-    name: str
-
-    def turn(self, case: Case) -> float:
-        """Moves a pool's worth; returns the seconds. Its processes have nothing to do before and after."""
-
-    def check(self, case: Case) -> None:
-        """Raises WrongBytes where the last turn left other bytes than it should have."""
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The processes whose CPU time is its own."""
-
-    def close(self) -> None:
-        """Ends what it started."""
-
-
-def cpu_seconds(pids: Iterable[int]) -> float:
-    """CPU time of processes, all threads, to the nanosecond."""
-    # The kernel's clock id of a process's CPU time, as clock_getcpuclockid(3) makes it.
-    return sum(time.clock_gettime(((~pid) << 3) | 2) for pid in pids)
+from typing import Any
 
 
 class Child:
-    """Answers are lines that begin with a brace: libraries log to the standard output too."""
+    """Answers are lines that begin with a brace: libraries log to the standard output too.
+
+    Its standard error goes to a log, if there is one. Used as a context it ends with it.
+    """
 
     def __init__(
-        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+        self, command: Sequence[str], log: Path | None = None, environment: Mapping[str, str] | None = None
     ) -> None:
         self._log = log
-        with log.open("ab") as errors:
+        with contextlib.ExitStack() as stack:
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=errors,
+                stderr=None if log is None else stack.enter_context(log.open("ab")),
                 text=True,
                 env={**os.environ, **(environment or {})},
             )
@@ -79,8 +50,10 @@ class Child:
             if line.startswith("{"):
                 found: dict[str, Any] = json.loads(line)
                 return found
-        tail = " / ".join(self._log.read_text(errors="replace").splitlines()[-3:])
-        raise RuntimeError(f"{self._process.args!r:.60} ended with status {self._process.wait()}: {tail}")
+        said = self._log.read_text(errors="replace").splitlines()[-3:] if self._log else []
+        raise RuntimeError(
+            f"{self._process.args!r:.60} ended with status {self._process.wait()}: {' / '.join(said)}"
+        )
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         """Both."""
