@@ -26,6 +26,7 @@ class Target:
 
     node: Node
     doors: dict[str, Door]
+    peer: PeerDoor
     s: Engine
     r: Engine
 
@@ -40,6 +41,7 @@ class Target:
 
     def check(self, before: dict[str, int]) -> None:
         """All is as before, and the engines' own transfers go on."""
+        self.peer.rest()
         transfer(self.s, self.r)
         self.r.scheduler.poll()
         more = 8  # a connection or two that UCX keeps, or is closing
@@ -69,8 +71,9 @@ def target() -> Iterator[Target]:
         sender, holding = SenderDoor(r), SenderDoor(r, holds=True)
         stack.callback(sender.close)
         stack.callback(holding.close)
-        doors: list[Door] = [EngineDoor(node), PeerDoor(node, holding), sender, AdminDoor(node)]
-        found = Target(node, {}, s, r)
+        peer = PeerDoor(node, holding)
+        doors: list[Door] = [EngineDoor(node), peer, sender, AdminDoor(node)]
+        found = Target(node, {}, peer, s, r)
         for door in (*doors, FdDoor(node), *raw_doors(node)):
             found.doors[door.name] = door
         transfer(s, r)

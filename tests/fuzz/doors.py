@@ -8,8 +8,10 @@ import os
 import re
 import secrets
 import socket
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 
 from kvpush_client import hello_wire
 from kvpush_client._proto import admin_pb2, engine_pb2, peer_pb2
-from kvpush_client.events import ReservationEnded, ReservationReleased, Side
+from kvpush_client.events import ReservationEnded, ReservationReleased, Side, TransferKey
 from kvpush_client.items import Identity, Role, Sender
 from kvpush_client.pool import Pool
 from testing.node import DEADLINE, Node
@@ -154,6 +156,10 @@ def _naming(data: bytes, pool_id: bytes, nbytes: int) -> bytes:
     return request.SerializeToString()
 
 
+WAYS = 20
+"""Links that describe an engine behind one and the same inlet, one after another."""
+
+
 class PeerDoor:
     """The peer port, as a node that receives; and as one that is dialed, and sends."""
 
@@ -162,8 +168,8 @@ class PeerDoor:
     def __init__(self, node: Node, true: SenderDoor) -> None:
         """`true` holds what the node says of an engine: the inlet is real."""
         self._target = f"127.0.0.1:{node.port}"
-        self._true = true.hold()
-        self._hello = true.hello
+        self._true = true
+        self._ways = 0
 
     def sayings(self) -> st.SearchStrategy[Saying]:
         requests = st.lists(saying(peer_pb2.LinkRequest), max_size=6)
@@ -179,18 +185,27 @@ class PeerDoor:
         hello = peer_pb2.PeerHello(
             protocol=1, node=f"f-{secrets.token_hex(4)}", boot=b"b" * 16, software="fuzz", silence_ms=10_000
         )
-        if how == b"described":
-            hello = self._hello
+        described = self._true.hold() if how == b"described" else None
+        if described is not None:
+            hello = self._true.hello
         opening = [peer_pb2.LinkRequest(hello=hello).SerializeToString()]
         if how == b"raw":
             opening = []
-        if how == b"described":
+        if described is not None:
             engine = peer_pb2.ReceiverEngine()
-            engine.CopyFrom(self._true)
+            engine.CopyFrom(described)
             engine.sender_engine_id = "s"
-            described = peer_pb2.ReceiverItem(engine=engine)
-            opening.append(peer_pb2.LinkRequest(items=[described]).SerializeToString())
+            item = peer_pb2.ReceiverItem(engine=engine)
+            opening.append(peer_pb2.LinkRequest(items=[item]).SerializeToString())
         stream(self._target, "/kvpush.v1.PeerService/Link", [*opening, *rest])
+        if self._true.described is not None:
+            self._ways += 1
+            if self._ways % WAYS == 0:
+                self.rest()
+
+    def rest(self) -> None:
+        """Lets the inlet go: its agent keeps its own end of each connection that was made to it."""
+        self._true.let_go()
 
 
 class SenderDoor:
@@ -203,6 +218,7 @@ class SenderDoor:
         self._receiver = receiver
         self._holds = holds
         self._says: Saying = ()
+        self._let_go, self._gone = threading.Event(), threading.Event()
         self.described: peer_pb2.ReceiverEngine | None = None
         self.hello = peer_pb2.PeerHello()
         self._server = grpc.server(futures.ThreadPoolExecutor(4))
@@ -223,6 +239,9 @@ class SenderDoor:
         hello = peer_pb2.PeerHello(protocol=1, node="f", boot=b"b" * 16, software="fuzz", silence_ms=10_000)
         yield peer_pb2.LinkResponse(hello=hello).SerializeToString()
         for data in requests:
+            if self._let_go.is_set():
+                self._gone.set()
+                return
             for item in peer_pb2.LinkRequest.FromString(data).items:
                 if item.HasField("engine"):
                     self.described = item.engine
@@ -245,15 +264,30 @@ class SenderDoor:
         return st.one_of(responses, responses.map(lambda rest: [b"raw", *rest]))
 
     def hold(self) -> peer_pb2.ReceiverEngine:
-        """Has the daemon describe the engine that receives, and takes the reservation back."""
-        key = new_key()
-        ghost = Sender("ghost", "127.0.0.1", self._port)
-        self._receiver.reserve(key, ghost, range(4), 4 * BLOCK, lease=DEADLINE)
-        eventually(lambda: self.described)
-        self._receiver.scheduler.cancel(key, Side.RECEIVER)
-        self._receiver.wait_for(ReservationEnded, key)
-        assert self.described is not None
-        return self.described
+        """Has the daemon describe the engine that receives, unless it has, and takes the reservation back."""
+        self._let_go.clear()
+        self._gone.clear()
+        while (described := self.described) is None:
+            key = new_key()
+            ghost = Sender("ghost", "127.0.0.1", self._port)
+            self._receiver.reserve(key, ghost, range(4), 4 * BLOCK, lease=DEADLINE)
+            # It ends at once where the link that was let go is still on its way down.
+            eventually(partial(self._described_or_ended, key))
+            self._receiver.scheduler.cancel(key, Side.RECEIVER)
+            self._receiver.wait_for(ReservationEnded, key)
+        return described
+
+    def _described_or_ended(self, key: TransferKey) -> bool:
+        ended = (isinstance(event, ReservationEnded) and event.key == key for event in self._receiver.heard)
+        return self.described is not None or any(ended)
+
+    def let_go(self) -> None:
+        """Ends the link that it holds, if it does."""
+        if self.described is None:
+            return
+        self._let_go.set()
+        self._gone.wait(DEADLINE)
+        self.described = None
 
     def say(self, said: Saying) -> None:
         """A reservation that reaches the liar, and ends."""
