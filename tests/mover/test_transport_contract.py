@@ -44,6 +44,21 @@ def test_blocks_that_lie_side_by_side_on_both_sides_are_one_run(site: Site) -> N
 
 
 @every_way
+def test_one_long_run_lands_whole_and_touches_nothing_beside_it(site: Site) -> None:
+    async def scene() -> None:
+        cut = layout(blocks=1024, cell_bytes=1000)
+        async with site.way(cut) as it:
+            blocks = list(range(3, 1000))
+            ended = await it.write(blocks, blocks)
+            assert (ended.fault, ended.runs) == (None, 2)
+            expected = np.zeros_like(cells(it.target, cut))
+            expected[:, blocks] = cells(it.source, cut)[:, blocks]
+            assert np.array_equal(cells(it.target, cut), expected)
+
+    site.run(scene())
+
+
+@every_way
 def test_each_of_many_writes_ends_once_and_all_land(site: Site) -> None:
     async def scene() -> None:
         async with site.way() as it:

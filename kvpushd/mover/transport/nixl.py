@@ -41,6 +41,8 @@ NIXL's progress goes on as long as there is more to take in. Where a receiver is
 does not come back while bytes come: two senders kept a mover from its commands, beats and fences for seconds.
 In a pause there is nothing to take in. The limit of runs is for those of a few KiB, which keep a receiver
 busy for much longer than their sender."""
+PIECE_BYTES = 1 << 20
+"""Longer runs are cut: over loopback TCP one put of 32 MiB took 1.5 times as long as 32 of 1 MiB."""
 SLICE_SECONDS = 0.005
 """For which a poll goes on to begin what is next, where all ends at once."""
 
@@ -354,8 +356,20 @@ def _epolls() -> set[int]:
     return found
 
 
+def _pieces(runs: Runs) -> Runs:
+    """The same bytes in runs of at most PIECE_BYTES."""
+    counts = -(-runs.length // PIECE_BYTES)
+    if counts.max() <= 1:
+        return runs
+    whole = np.repeat(np.arange(len(counts)), counts)
+    offset = (np.arange(len(whole)) - np.repeat(np.cumsum(counts) - counts, counts)) * PIECE_BYTES
+    length = np.minimum(runs.length[whole] - offset, PIECE_BYTES)
+    return Runs(runs.source[whole] + offset, runs.target[whole] + offset, length)
+
+
 def _parts(runs: Runs) -> deque[Runs]:
     """Cuts a write into what is under way at a time."""
+    runs = _pieces(runs)
     return deque(
         Runs(runs.source[i : i + PART_RUNS], runs.target[i : i + PART_RUNS], runs.length[i : i + PART_RUNS])
         for i in range(0, len(runs.length), PART_RUNS)
