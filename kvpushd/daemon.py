@@ -200,8 +200,7 @@ class Daemon:
     ) -> None:
         """Opens every socket; the engines' last, so that whoever connects finds all else there."""
         settings, limits = self._settings, self._settings.limits
-        path = settings.runtime_dir
-        health = self._health
+        path, health = settings.runtime_dir, self._health
         terms = Terms(
             settings.node,
             self._boot,
@@ -211,6 +210,7 @@ class Daemon:
             limits.message_bytes,
             limits.items_per_message,
             limits.queued_items,
+            limits.links_per_node,
         )
         if self._has_peers:
             self._receiving.use(self._parts.links(terms, self._security, self._receiving))

@@ -130,6 +130,8 @@ class Limits(Part):
     """Most items or events in one message; engines send up to 512."""
     queued_items: int = Field(default=65536, ge=64, le=10_000_000)
     """Items that may wait for a peer or an engine that does not take them; beyond it, it is cut off."""
+    links_per_node: int = Field(default=16, ge=1, le=1024)
+    """Links that one node may have open to this one: one for each address that it knows this one by."""
     history: int = Field(default=1024, ge=0, le=1_000_000)
     """Transfers remembered after they ended."""
 

@@ -52,6 +52,8 @@ class Pair:
         self._stack = contextlib.ExitStack()
         with contextlib.ExitStack() as stack:
             settings: dict[str, Any] = {"ucx__tls": "tcp,self", "pinned_share": 1.0, "lease": 600.0}
+            # Peers are addresses of one node.
+            settings["limits__links_per_node"] = 1024
             self.nodes = [
                 stack.enter_context(Node(name, folder, **settings, peer_host=host).launch())
                 for name in ("p", "d")

@@ -86,14 +86,12 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         desk: PeerDesk,
         *,
         most_links: int = 1024,
-        most_links_per_node: int = 16,
     ) -> None:
         """`most_links` in all; of one node fewer, so that none keeps the others out."""
         self._terms = terms
         self._security = security
         self._desk = desk
         self._most_links = most_links
-        self._most_links_per_node = most_links_per_node
         self._links: set[InLink] = set()
         self._log = structlog.get_logger("kvpushd.peer")
 
@@ -152,8 +150,9 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         self._security.admit(hello.node, names)
         if len(self._links) >= self._most_links:
             raise OverLimit(f"{self._most_links} links are open")
-        if sum(link.hello.node == hello.node for link in self._links) >= self._most_links_per_node:
-            raise OverLimit(f"{self._most_links_per_node} links from node {hello.node} are open")
+        most = self._terms.links_per_node
+        if sum(link.hello.node == hello.node for link in self._links) >= most:
+            raise OverLimit(f"{most} links from node {hello.node} are open: see limits.links_per_node")
         await context.write(peer_pb2.LinkResponse(hello=self._terms.hello()))
         wire = _InWire(
             self._terms,

@@ -29,6 +29,7 @@ class Terms:
     message_bytes: int = 16 << 20
     items_per_message: int = 4096
     queued_items: int = 65536
+    links_per_node: int = 16
 
     def hello(self) -> peer_pb2.PeerHello:
         """The first message."""

@@ -113,13 +113,10 @@ async def sending(
     host: str = "127.0.0.1",
     port: int = 0,
     most_links: int = 1024,
-    most_links_per_node: int = 1024,
     **changed: Any,
 ) -> AsyncIterator[Sender]:
-    said, notes = terms(node, **changed), InNotes()
-    service = PeerService(
-        said, security, notes, most_links=most_links, most_links_per_node=most_links_per_node
-    )
+    said, notes = terms(node, **{"links_per_node": 1024, **changed}), InNotes()
+    service = PeerService(said, security, notes, most_links=most_links)
     server, bound = await serve_peers(service, health_aio.HealthServicer(), security, said, f"{host}:{port}")
     try:
         yield Sender(notes, service, server, bound, f"{host}:{bound}")

@@ -320,7 +320,7 @@ async def test_more_links_than_allowed_are_refused() -> None:
 @in_loop
 async def test_one_node_does_not_take_the_links_of_all() -> None:
     async with (
-        sending(most_links_per_node=1) as sender,
+        sending(links_per_node=1) as sender,
         receiving("one") as (one, _),
         receiving("one") as (again, heard),
         receiving("two") as (two, heard_two),
