@@ -31,8 +31,8 @@ from testing.clockwork.harness import Harness
 BLOCK = 16
 WIDE = checkpoint.Geometry(layers=24, kv_heads=4, head_dim=128, works=Works(verify="first"))
 """A full-sized model's shape: runs of 32 KiB per block and layer."""
-NARROW = checkpoint.Geometry(layers=64, kv_heads=1, head_dim=64, works=Works(verify="first"))
-"""A 32B model's depth and one narrow head, as a latent is: runs of 4 KiB."""
+NARROW = checkpoint.Geometry(layers=48, kv_heads=1, head_dim=64, works=Works(verify="first"))
+"""One narrow head, as a latent is: runs of 4 KiB."""
 _STAGES: tuple[
     tuple[str, checkpoint.Geometry, int, tuple[tuple[type[Scenario], tuple[str, ...]], ...]], ...
 ] = (
@@ -48,7 +48,7 @@ _STAGES: tuple[
             (Busy, ("g",)),
         ),
     ),
-    ("narrow", NARROW, 832 << 20, ((Fragmented, ("b",)), (Burst, ("e",)))),
+    ("narrow", NARROW, 768 << 20, ((Fragmented, ("b",)), (Burst, ("e",)))),
 )
 # A quarter of KV space as small as here is less than one summary of 8,000 tokens.
 _NODE = {"ucx__tls": "tcp,self", "pinned_share": 0.9}
