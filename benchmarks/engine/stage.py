@@ -116,8 +116,8 @@ class Stage:
                 pair.configure(p, d, budget)
 
     def choose(self, scenario: str, play: Play, families: Sequence[Family] = ("pull", "push")) -> None:
-        """Finds each family's best setting, in the first scenario of a stage that asks: by the median TTFT of a
-        few turns, dispatched as it is fastest. The turns are kept as rows of their own kind; they count for
+        """Finds each family's best setting, in the first scenario of a stage that asks: by the median TTFT of
+        a few turns, dispatched as it is fastest. The turns are kept as rows of their own kind; they count for
         no comparison. With one setting each there is nothing to find."""
         if self.chosen or all(sum(s.family == family for s in self._pairs) == 1 for family in families):
             return
