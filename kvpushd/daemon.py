@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import gc
 import os
 import secrets
-import shutil
 import signal
 import socket
 import time
@@ -28,7 +26,7 @@ from kvpushd.core.engines import Limits
 from kvpushd.core.events import DrainBegan, MoverDied
 from kvpushd.core.ledger import Ledger
 from kvpushd.core.words import SECOND
-from kvpushd.errors import ConfigError, KvpushError
+from kvpushd.errors import KvpushError
 from kvpushd.http import HttpPort
 from kvpushd.logs import Sparing
 from kvpushd.metrics import Metrics
@@ -49,6 +47,7 @@ from kvpushd.rpc.engine import EngineService, serve_engines
 from kvpushd.rpc.fds import FdService
 from kvpushd.rpc.links import Links
 from kvpushd.rpc.peer import PeerService, serve_peers
+from kvpushd.rpc.runtime_dir import RuntimeDir
 from kvpushd.rpc.terms import Terms, agent_prefix
 from kvpushd.settings import Settings
 from kvpushd.tracing import open_traces
@@ -56,8 +55,6 @@ from kvpushd.tracing import open_traces
 SOFTWARE = f"kvpushd {version('kvpushd')}"
 TICK = 0.1
 """Seconds between looks at leases: how late one may end."""
-LOCK_PATIENCE = 10.0
-"""Seconds that a former daemon's movers may take to die."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +84,7 @@ class Daemon:
     def __init__(self, settings: Settings, parts: Parts) -> None:
         self._settings = settings
         self._parts = parts
+        self._place = RuntimeDir(settings.runtime_dir, settings.socket_group)
         self._boot = secrets.token_bytes(16)
         # Also where no peers are taken: engines of this node find each other by it.
         self._peer_port = settings.peer_port
@@ -102,7 +100,7 @@ class Daemon:
         """From start to stop. Raises KvpushError where something can't be opened."""
         settings = self._settings
         async with AsyncExitStack() as stack:
-            lock = await self._own_runtime_dir()
+            lock = await self._place.own()
             stack.callback(os.close, lock)
             lifeline, held = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, lifeline)
@@ -173,34 +171,12 @@ class Daemon:
 
     # --- opening -----------------------------------------------------------------------------------------
 
-    async def _own_runtime_dir(self) -> int:
-        """Makes the directory and takes its lock, which movers inherit: it is free only once a former daemon
-        and all of its movers are dead, so that nothing of theirs can write any more."""
-        path = self._settings.runtime_dir
-        try:
-            path.mkdir(mode=0o750, parents=True, exist_ok=True)
-            lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
-        except OSError as error:
-            raise ConfigError(f"runtime_dir {path}: {error.strerror}; choose another, or make it") from error
-        deadline = time.monotonic() + LOCK_PATIENCE
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return lock
-            except BlockingIOError:
-                if time.monotonic() > deadline or _answers(str(path / "kvpushd.sock")):
-                    os.close(lock)
-                    raise ConfigError(
-                        f"another kvpushd runs in {path}: stop it, or choose another runtime_dir"
-                    ) from None
-                await asyncio.sleep(0.02)
-
     async def _open(
         self, stack: AsyncExitStack, lifeline: int, registry: CollectorRegistry, tasks: Tasks
     ) -> None:
         """Opens every socket; the engines' last, so that whoever connects finds all else there."""
         settings, limits = self._settings, self._settings.limits
-        path, health = settings.runtime_dir, self._health
+        place, health = self._place, self._health
         terms = Terms(
             settings.node,
             self._boot,
@@ -222,7 +198,7 @@ class Daemon:
             self._log.warning("no peers: neither [tls] nor insecure_peers is configured")
 
         admin = self._parts.admin(self._view, self._count("admin"))
-        server = await serve_admin(admin, health, path / "admin.sock", mode=settings.socket_mode)
+        server = await serve_admin(admin, health, place.admin, mode=settings.socket_mode)
         stack.push_async_callback(server.stop, None)
         http = HttpPort(registry, lambda: self._metrics.holding(self._view.holding()), self._problems)
         http_port = await http.open(settings.http_host, settings.http_port)
@@ -234,31 +210,26 @@ class Daemon:
             most_items=limits.items_per_message,
             rejected=self._count("engine"),
         )
-        listener = sockets.listen(path / "fd.sock", socket.SOCK_SEQPACKET, mode=settings.socket_mode)
-        stack.callback((path / "fd.sock").unlink, missing_ok=True)
+        listener = sockets.listen(place.memory, socket.SOCK_SEQPACKET, mode=settings.socket_mode)
+        stack.callback(place.memory.unlink, missing_ok=True)
         stack.callback(listener.close)
         fds = self._parts.fds(
             listener, service.bearer, self._engines, lifeline, rejected=self._count("memory")
         )
         tasks.start(fds.serve())
-        engines = await serve_engines(service, path / "kvpushd.sock", mode=settings.socket_mode)
+        engines = await serve_engines(service, place.engines, mode=settings.socket_mode)
         stack.push_async_callback(engines.stop, None)
         stack.push_async_callback(self._close_rooms)
-        self._own_sockets()
+        place.hand_over()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         self._notify.ready(f"node {settings.node}")
         self._log.info(
             "ready",
             node=settings.node,
-            runtime_dir=str(path),
+            runtime_dir=str(place.path),
             peers=f"{settings.advertised_host}:{self._peer_port}" if self._has_peers else "none",
             http=f"{settings.http_host}:{http_port}",
         )
-
-    def _own_sockets(self) -> None:
-        if self._settings.socket_group:
-            for name in ("kvpushd.sock", "fd.sock", "admin.sock"):
-                shutil.chown(self._settings.runtime_dir / name, group=self._settings.socket_group)
 
     async def _close_rooms(self) -> None:
         await self._engines.close()
@@ -392,9 +363,3 @@ def _limits(settings: Settings) -> Limits:
         write_bytes=settings.window_bytes,
         link_bytes=settings.peer_bytes_in_flight,
     )
-
-
-def _answers(path: str) -> bool:
-    """Whether a daemon listens there."""
-    with socket.socket(socket.AF_UNIX) as tried:
-        return tried.connect_ex(path) == 0

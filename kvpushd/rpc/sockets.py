@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import socket
 import stat
@@ -19,27 +18,6 @@ MODE = 0o660
 """Owner and group: whoever may talk to the daemon is put into its group."""
 
 _LONGEST = 107  # bytes of a path that fit sockaddr_un
-
-
-def own(runtime_dir: Path) -> int:
-    """Makes this process the only daemon at `runtime_dir` until the descriptor is closed or it ends.
-
-    Take it before any socket: two daemons that start or stop at the same moment would else unlink each
-    other's. Raises ConfigError where another has it, or the folder can't be written.
-    """
-    path = runtime_dir / "kvpushd.lock"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(f"can't write to {path}: {error.strerror}") from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(fd)
-        raise ConfigError(
-            f"another kvpushd runs at {runtime_dir}: stop it, or choose another runtime_dir"
-        ) from error
-    return fd
 
 
 def listen(path: Path, kind: socket.SocketKind, *, mode: int = MODE, backlog: int = 128) -> socket.socket:

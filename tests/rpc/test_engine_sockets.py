@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import socket
 import stat
@@ -26,16 +25,6 @@ def mode(path: Path) -> int:
 def test_the_sockets_are_for_owner_and_group(daemon: Daemon, runtime_dir: Path) -> None:
     assert mode(runtime_dir / "kvpushd.sock") == 0o660
     assert mode(runtime_dir / "fd.sock") == 0o660
-
-
-def test_a_runtime_dir_has_one_owner_at_a_time(runtime_dir: Path) -> None:
-    owned = sockets.own(runtime_dir)
-    with pytest.raises(ConfigError, match="another kvpushd runs"):
-        sockets.own(runtime_dir)
-    os.close(owned)
-    os.close(sockets.own(runtime_dir))
-    with pytest.raises(ConfigError, match="can't write"):
-        sockets.own(runtime_dir / "missing")
 
 
 def test_a_dead_daemons_sockets_are_replaced(runtime_dir: Path) -> None:
