@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM engines with our connector, for runs that are no tests: chaos and soak."""
+"""vLLM engines with our connector: their configuration, the prompts that they get, the answers to expect."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from testing.node import Node
 
 VOCAB = 2048
 BLOCK = 16
+CHUNK = 64
+"""Most tokens of one step."""
 START = 120.0
 """Seconds that an engine's start may take."""
 
@@ -39,25 +41,33 @@ def launch(
     node: Node,
     model: Path,
     *,
-    lease: float,
     connector: str = "kvpush_client.vllm.connector:KvpushConnector",
+    policy: str = "recompute",
+    extra: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> Engine:
-    """Starts an engine and returns at once. Its id is its name; it recomputes what does not come."""
+    """Starts an engine and returns at once; `Engine.ready` waits for it. Its engine_id is its name.
+
+    `extra` goes into `kv_connector_extra_config`, `arguments` are vLLM's.
+    """
     module, _, kind = connector.partition(":")
     transfer = {
         "kv_connector": kind,
         "kv_connector_module_path": module,
         "kv_role": role,
         "engine_id": name,
-        "kv_load_failure_policy": "recompute",
+        "kv_load_failure_policy": policy,
         "kv_connector_extra_config": {
             "runtime_dir": str(node.runtime_dir),
             "start_timeout": START,
-            "lease": lease,
+            **(extra or {}),
         },
     }
-    defaults: dict[str, Any] = {"block_size": BLOCK, "max_model_len": 4096, "kv_cache_bytes": 64 << 20}
+    defaults: dict[str, Any] = {
+        "block_size": BLOCK,
+        "max_num_batched_tokens": CHUNK,
+        "kv_cache_bytes": 64 << 20,
+    }
     return harness.engine(name, model=model, kv_transfer_config=transfer, **(defaults | arguments))
 
 

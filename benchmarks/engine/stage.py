@@ -19,6 +19,7 @@ from benchmarks.report.values import Job, Row
 from testing import netns
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import Harness
+from testing.ensemble import Ensemble
 
 
 class Turn(Protocol):
@@ -40,8 +41,8 @@ _CHOICE = 1000
 """Rounds of choices are numbered from here, so that their prompts are their own."""
 
 
-class Stage:
-    """Pairs for each setting, started once. Use it as a context."""
+class Stage(Ensemble):
+    """Pairs for each setting, started once."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class Stage:
         folder: Path,
         settings: Sequence[Setting],
     ) -> None:
+        super().__init__()
         self.job = job
         self.shape = shape
         self.link = link
@@ -68,24 +70,12 @@ class Stage:
         folder.mkdir(parents=True, exist_ok=True)
         self._pairs = {setting: Pair(setting, shape, harness, link, folder) for setting in settings}
 
-    def __enter__(self) -> Stage:
-        try:
-            for pair in self._pairs.values():
-                pair.launch()
-                # One at a time: a spinning thread would make the next one's start a minute's.
-                pair.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends all pairs."""
+    def _begin(self) -> None:
         for pair in self._pairs.values():
-            pair.close()
+            self._stack.callback(pair.close)
+            pair.launch()
+            # One at a time: a spinning thread would make the next one's start a minute's.
+            pair.wait_ready()
 
     @property
     def bytes_per_token(self) -> int:

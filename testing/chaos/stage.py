@@ -26,10 +26,10 @@ from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import Engine, EngineFailed, Harness, Request
 from testing.engines import DECODE, PREFILL, START, coordinates, prompt
+from testing.ensemble import Ensemble
 from testing.faults.board import Board
 from testing.node import Node, free_port
 
-CHUNK = 64
 LEASE = 5.0
 SILENCE = 3.0
 """Seconds after which a link, or a mover, that says nothing counts as dead."""
@@ -61,23 +61,17 @@ class Legs:
     """By engine: when it got its leg, CLOCK_MONOTONIC."""
 
 
-class Stage:
-    """Starts everything, keeps it up, and starts again what was killed. Use it as a context; needs root."""
+class Stage(Ensemble):
+    """Starts everything, keeps it up, and starts again what was killed. Needs root."""
 
     def __init__(self, folder: Path, harness: Harness | None = None) -> None:
         """`folder` gets logs and sockets: a short path. Engines are forked of `harness`, if there is one."""
+        super().__init__()
         self.folder = folder
         self.board = Board(folder / "board")
-        self.link = netns.Link(f"kvc{os.getpid()}")
-        self._stack = contextlib.ExitStack()
-        self._stack.callback(self.link.close)
         self._model = checkpoint.write(folder / "model", checkpoint.Geometry())
-        self._harness = harness or self._stack.enter_context(Harness(folder / "engines"))
-        self.nodes = {
-            "p": self._node("p", 0),
-            "d": self._node("d", 1),
-            "e": self._node("e", 0),
-        }
+        self._given = harness
+        self.nodes: dict[str, Node] = {}
         self.engines: dict[str, Engine] = {}
         self.deaths: list[str] = []
         """Engines that ended and were not meant to."""
@@ -85,6 +79,26 @@ class Stage:
         self.router: subprocess.Popen[bytes] | None = None
         self.front: HttpFront | None = None
         self.router_port = 0
+
+    def _begin(self) -> None:
+        self.link = self._stack.enter_context(netns.Link(f"kvc{os.getpid()}"))
+        self._harness = self._given or self._stack.enter_context(Harness(self.folder / "engines"))
+        for name, end in (("p", 0), ("d", 1), ("e", 0)):
+            self.nodes[name] = self._node(name, end).launch()
+        for node in self.nodes.values():
+            node.wait_ready()
+        # Between P's node and the third one lies the loopback of P's namespace.
+        shaped = ("rate", f"{BESIDE_RATE * 8}bit", "burst", "131072", "limit", "2000000")
+        subprocess.run(
+            ["tc", "-n", self.link.names[0], "qdisc", "replace", "dev", "lo", "root", "tbf", *shaped],
+            check=True,
+        )
+        self._stack.callback(self._close_engines)
+        self._stack.callback(self.stop_router)
+        for name in (P, D):
+            self._launch(name)
+        for name in (P, D):
+            self.engines[name].ready(START)
 
     def _node(self, name: str, end: int) -> Node:
         node = Node(
@@ -99,36 +113,9 @@ class Stage:
         self._stack.callback(node.close)
         return node
 
-    def __enter__(self) -> Stage:
-        try:
-            for node in self.nodes.values():
-                node.launch()
-            for node in self.nodes.values():
-                node.wait_ready()
-            # Between P's node and the third one lies the loopback of P's namespace.
-            shaped = ("rate", f"{BESIDE_RATE * 8}bit", "burst", "131072", "limit", "2000000")
-            subprocess.run(
-                ["tc", "-n", self.link.names[0], "qdisc", "replace", "dev", "lo", "root", "tbf", *shaped],
-                check=True,
-            )
-            for name in (P, D):
-                self._launch(name)
-            for name in (P, D):
-                self.engines[name].ready(START)
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends everything."""
-        self.stop_router()
+    def _close_engines(self) -> None:
         for engine in self.engines.values():
             engine.close()
-        self._stack.close()
 
     # --- engines -----------------------------------------------------------------------------------------
 
@@ -141,10 +128,9 @@ class Stage:
             role,
             node,
             self._model,
-            lease=LEASE,
+            extra={"lease": LEASE},
             connector=CONNECTOR,
             env=self.board.environment("d" if name == D else "p"),
-            max_num_batched_tokens=CHUNK,
             tensor_parallel_size=2 if name == RANKS else 1,
         )
         self.logs.append(engine.log)

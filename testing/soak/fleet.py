@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +12,7 @@ from testing import engines
 from testing.clockwork import checkpoint
 from testing.clockwork.harness import Engine, Harness, Stats
 from testing.engines import START
+from testing.ensemble import Ensemble
 from testing.node import Node
 
 LEASE = 20.0
@@ -21,39 +21,35 @@ BLOCKS = 140
 P, D, MORTAL = "P", "D", "mortal-D"
 
 
-class Fleet:
-    """Use it as a context."""
+class Fleet(Ensemble):
+    """P, D and the mortal one, with what they need. `folder` gets logs and sockets: a short path."""
 
     def __init__(self, folder: Path) -> None:
-        self._stack = contextlib.ExitStack()
+        super().__init__()
+        self._folder = folder
         geometry = checkpoint.Geometry()
         self._bytes = BLOCKS * engines.BLOCK * geometry.bytes_per_token
         self._model = checkpoint.write(folder / "model", geometry)
-        self._harness = self._stack.enter_context(Harness(folder / "engines"))
-        # Silences that a busy machine does not take for a death.
-        calm: dict[str, Any] = {"lease": LEASE, "link_silence": 30, "mover_silence": 60}
-        self.nodes = {name: self._stack.enter_context(Node(name, folder, **calm)) for name in ("p", "d")}
+        self.nodes: dict[str, Node] = {}
         self.engines: dict[str, Engine] = {}
 
-    def __enter__(self) -> Fleet:
-        try:
-            for name in (P, D, MORTAL):
-                self._launch(name)
-            for name in (P, D, MORTAL):
-                self.engines[name].ready(START)
-        except BaseException:
-            self.close()
-            raise
-        return self
+    def _begin(self) -> None:
+        self._harness = self._stack.enter_context(Harness(self._folder / "engines"))
+        # Silences that a busy machine does not take for a death.
+        calm: dict[str, Any] = {"lease": LEASE, "link_silence": 30, "mover_silence": 60}
+        for name in ("p", "d"):
+            self.nodes[name] = node = Node(name, self._folder, **calm)
+            self._stack.callback(node.close)
+            node.start()
+        self._stack.callback(self._close_engines)
+        for name in (P, D, MORTAL):
+            self._launch(name)
+        for name in (P, D, MORTAL):
+            self.engines[name].ready(START)
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends everything."""
+    def _close_engines(self) -> None:
         for engine in self.engines.values():
             engine.close()
-        self._stack.close()
 
     def _launch(self, name: str) -> None:
         self.engines[name] = engines.launch(
@@ -62,7 +58,7 @@ class Fleet:
             "kv_producer" if name == P else "kv_consumer",
             self.nodes["p" if name == P else "d"],
             self._model,
-            lease=LEASE,
+            extra={"lease": LEASE},
             kv_cache_bytes=self._bytes,
             max_num_batched_tokens=256,
             max_model_len=2048,

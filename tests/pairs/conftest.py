@@ -3,9 +3,10 @@
 
 import pytest
 
-from pairs.kit import Pair, Side, settle, start
+from pairs.kit import Pair, Side, settle
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock
+from testing.engines import launch
 from testing.node import Node
 
 WAIT = 240
@@ -32,8 +33,8 @@ def shared_pair(harness, nodes, model):
     """P on node a, D on node b, both with prefix caching."""
     a, b = nodes
     with (
-        start(harness, "P", "kv_producer", a, model, enable_prefix_caching=True) as p,
-        start(harness, "D", "kv_consumer", b, model, enable_prefix_caching=True) as d,
+        launch(harness, "P", "kv_producer", a, model, enable_prefix_caching=True) as p,
+        launch(harness, "D", "kv_consumer", b, model, enable_prefix_caching=True) as d,
     ):
         p.ready(WAIT)
         d.ready(WAIT)

@@ -3,34 +3,19 @@
 
 from __future__ import annotations
 
-import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from kvpush_client._proto import admin_pb2
-from testing.clockwork.chain import FIRST_ORDINARY_TOKEN, reference
-from testing.clockwork.harness import Engine, Harness, Output, Request
+from testing.clockwork.harness import Engine, Output, Request
+from testing.engines import DECODE, PREFILL, answer, coordinates
 from testing.node import Node
 
-VOCAB = 2048
-BLOCK = 16
 WAIT = 120.0
 """Seconds within which anything that is waited for must happen, on a machine with much else to do."""
-
-
-def prompt(length: int, seed: object = 0) -> list[int]:
-    """Ordinary tokens, always the same for the same length and seed."""
-    tokens = random.Random(f"{seed}/{length}")
-    return [tokens.randrange(FIRST_ORDINARY_TOKEN, VOCAB) for _ in range(length)]
-
-
-def answer(tokens: Sequence[int], count: int) -> list[int]:
-    """What a correct engine says."""
-    return reference(tokens, count, VOCAB)
 
 
 def eventually(what: str, holds: Callable[[], object], wait: float = WAIT) -> Any:
@@ -42,34 +27,6 @@ def eventually(what: str, holds: Callable[[], object], wait: float = WAIT) -> An
             return found
         assert time.monotonic() < deadline, f"{what}: not within {wait:g} s"
         time.sleep(0.01)
-
-
-def start(
-    harness: Harness,
-    name: str,
-    role: str,
-    node: Node,
-    model: Path,
-    *,
-    policy: str = "recompute",
-    extra: Mapping[str, Any] | None = None,
-    **arguments: Any,
-) -> Engine:
-    """Starts an engine with our connector; `Engine.ready` waits for it. Its engine_id is its name."""
-    transfer = {
-        "kv_connector": "KvpushConnector",
-        "kv_connector_module_path": "kvpush_client.vllm.connector",
-        "kv_role": role,
-        "engine_id": name,
-        "kv_load_failure_policy": policy,
-        "kv_connector_extra_config": {
-            "runtime_dir": str(node.runtime_dir),
-            "start_timeout": WAIT,
-            **(extra or {}),
-        },
-    }
-    defaults = {"block_size": BLOCK, "max_num_batched_tokens": 64, "kv_cache_bytes": 64 << 20}
-    return harness.engine(name, model=model, kv_transfer_config=transfer, **(defaults | arguments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +65,14 @@ class Pair:
     def coordinates(self, transfer_id: bytes) -> dict[str, Any]:
         """What D is told if P has not answered yet."""
         return {
-            "do_remote_prefill": True,
-            "do_remote_decode": False,
-            "remote_engine_id": self.p.engine.name,
-            "remote_host": "127.0.0.1",
-            "remote_port": self.p.node.port,
+            **DECODE,
+            **coordinates(self.p.engine.name, "127.0.0.1", self.p.node.port),
             "transfer_id": transfer_id.hex(),
         }
 
     def prefill(self, tokens: Sequence[int], transfer_id: bytes, count: int = 1) -> Request:
         """P's leg."""
-        params = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": transfer_id.hex()}
-        return self.p.engine.submit(tokens, count, params)
+        return self.p.engine.submit(tokens, count, {**PREFILL, "transfer_id": transfer_id.hex()})
 
     def decode(self, tokens: Sequence[int], count: int, transfer_id: bytes) -> Request:
         """D's leg, with P's static coordinates."""

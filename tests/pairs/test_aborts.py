@@ -7,8 +7,9 @@ import secrets
 import pytest
 
 from kvpush_client._proto import admin_pb2
-from pairs.kit import WAIT, answer, eventually, phase, prompt
+from pairs.kit import WAIT, eventually, phase
 from testing.clockwork.clock import Clock
+from testing.engines import answer, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 

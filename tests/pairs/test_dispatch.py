@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prompts of all lengths, dispatched in every order: each byte is where it must be."""
 
+import uuid
+
 import pytest
 
-from pairs.kit import BLOCK, WAIT, answer, prompt
+from pairs.kit import WAIT
 from testing.clockwork.clock import Clock
+from testing.engines import BLOCK, PREFILL, answer, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 
@@ -23,6 +26,25 @@ def test_a_prompt_of_any_length_arrives_whole(pair, order, length):
     legs = pair.in_turn(tokens) if order == "in turn" else pair.at_once(tokens, d_first=order == "D first")
     pair.moved(legs, external(length))
     assert legs.p.result(WAIT).token_ids == answer(tokens, 1)
+
+
+def test_p_names_a_transfer_that_the_router_did_not_name(pair):
+    tokens = prompt(100, "unnamed")
+    answered = pair.p.engine.submit(tokens, 1, PREFILL).result(WAIT).kv_transfer_params
+    output = pair.d.engine.submit(tokens, 4, answered).result(WAIT)
+    assert output.token_ids == answer(tokens, 4)
+    assert output.external_cached_tokens == 99
+
+
+def test_both_legs_find_each_other_by_the_request_id_that_they_share(pair):
+    tokens, shared = prompt(200, "by request id"), f"cmpl-{uuid.uuid4()}-0"
+    unnamed = pair.coordinates(b"")
+    del unnamed["transfer_id"]
+    on_d = pair.d.engine.submit(tokens, 4, unnamed, request_id=shared)
+    pair.p.engine.submit(tokens, 1, PREFILL, request_id=shared)
+    output = on_d.result(WAIT)
+    assert output.token_ids == answer(tokens, 4)
+    assert output.external_cached_tokens == 199
 
 
 @pytest.mark.parametrize("many", [8, 24])

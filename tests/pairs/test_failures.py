@@ -10,9 +10,10 @@ import signal
 import pytest
 
 from kvpush_client._proto import admin_pb2, types_pb2
-from pairs.kit import WAIT, Pair, Side, answer, eventually, phase, prompt, settle, start
+from pairs.kit import WAIT, Pair, Side, eventually, phase, settle
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import EngineFailed
+from testing.engines import answer, launch, prompt
 from testing.node import Node
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
@@ -34,9 +35,9 @@ def cast(harness, mortals, model):
     """P, D, and an F that decodes too but fails a request whose KV does not come."""
     a, b = mortals
     with (
-        start(harness, "mortal-P", "kv_producer", a, model) as p,
-        start(harness, "mortal-D", "kv_consumer", b, model) as d,
-        start(harness, "mortal-F", "kv_consumer", b, model, policy="fail") as f,
+        launch(harness, "mortal-P", "kv_producer", a, model) as p,
+        launch(harness, "mortal-D", "kv_consumer", b, model) as d,
+        launch(harness, "mortal-F", "kv_consumer", b, model, policy="fail") as f,
     ):
         for engine in (p, d, f):
             engine.ready(START)
@@ -77,7 +78,7 @@ def in_flight(pair, seed):
 def test_an_engine_without_a_daemon_ends_at_once_and_says_what_to_do(harness, model, tmp_path):
     nobody = Node("absent", tmp_path)
     with (
-        start(harness, "lonely", "kv_consumer", nobody, model, extra={"start_timeout": 1.0}) as lonely,
+        launch(harness, "lonely", "kv_consumer", nobody, model, extra={"start_timeout": 1.0}) as lonely,
         pytest.raises(EngineFailed) as failed,
     ):
         lonely.ready(START)
@@ -142,7 +143,7 @@ def test_an_engine_is_killed_while_bytes_move_and_another_takes_its_name(harness
     survivor = cast["D" if doomed == "P" else "P"]
 
     def begin():
-        return start(harness, name, role, cast[doomed].node, model)
+        return launch(harness, name, role, cast[doomed].node, model)
 
     def pair_with(engine):
         mine = Side(engine, cast[doomed].node)

@@ -5,8 +5,9 @@ import secrets
 
 import pytest
 
-from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
+from pairs.kit import WAIT, Pair, Side, settle
 from testing.clockwork import checkpoint
+from testing.engines import answer, launch, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 
@@ -21,10 +22,10 @@ def strangers(harness, nodes, model, tmp_path_factory):
     config = (turned / "config.json").read_text()
     (turned / "config.json").write_text(config.replace("{", '{"rope_theta": 777.0,', 1))
     with (
-        start(harness, "vocabulary", "kv_producer", node, other) as vocabulary,
-        start(harness, "weights", "kv_producer", node, model, seed=1) as weights,
-        start(harness, "rope", "kv_producer", node, turned) as rope,
-        start(harness, "dtype", "kv_producer", node, model, kv_cache_dtype="fp8") as dtype,
+        launch(harness, "vocabulary", "kv_producer", node, other) as vocabulary,
+        launch(harness, "weights", "kv_producer", node, model, seed=1) as weights,
+        launch(harness, "rope", "kv_producer", node, turned) as rope,
+        launch(harness, "dtype", "kv_producer", node, model, kv_cache_dtype="fp8") as dtype,
     ):
         found = {"vocabulary": vocabulary, "weights": weights, "rope": rope, "dtype": dtype}
         for engine in found.values():

@@ -5,9 +5,10 @@ import secrets
 
 import pytest
 
-from pairs.kit import WAIT, Pair, Side, answer, eventually, prompt, settle, start
+from pairs.kit import WAIT, Pair, Side, eventually, settle
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock, Works
+from testing.engines import answer, launch, prompt
 from testing.node import Node
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
@@ -38,10 +39,10 @@ def engines(harness, own_nodes, model, windowed):
     tight = {"num_gpu_blocks_override": 31, "max_model_len": 384}
     hybrid = {"num_gpu_blocks_override": 81, "max_model_len": 512, "enable_prefix_caching": True}
     with (
-        start(harness, "tight-P", "kv_producer", a, model, **tight) as p,
-        start(harness, "tight-D", "kv_consumer", b, model, **tight) as d,
-        start(harness, "windowed-P", "kv_producer", a, windowed, **hybrid) as window_p,
-        start(harness, "windowed-D", "kv_consumer", b, windowed, **hybrid) as window_d,
+        launch(harness, "tight-P", "kv_producer", a, model, **tight) as p,
+        launch(harness, "tight-D", "kv_consumer", b, model, **tight) as d,
+        launch(harness, "windowed-P", "kv_producer", a, windowed, **hybrid) as window_p,
+        launch(harness, "windowed-D", "kv_consumer", b, windowed, **hybrid) as window_d,
     ):
         for engine in (p, d, window_p, window_d):
             engine.ready(START)

@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from pairs.kit import WAIT, Pair, Side, prompt, settle, start
+from pairs.kit import WAIT, Pair, Side, settle
+from testing.engines import launch, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 
@@ -27,8 +28,8 @@ def real_pair(harness, nodes, qwen):
     a, b = nodes
     how = {"block_size": BLOCK, "dtype": "float32", "max_model_len": 1024, "max_num_batched_tokens": 128}
     with (
-        start(harness, "qwen-P", "kv_producer", a, qwen, **how) as p,
-        start(harness, "qwen-D", "kv_consumer", b, qwen, **how) as d,
+        launch(harness, "qwen-P", "kv_producer", a, qwen, **how) as p,
+        launch(harness, "qwen-D", "kv_consumer", b, qwen, **how) as d,
     ):
         p.ready(240)
         d.ready(240)

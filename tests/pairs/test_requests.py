@@ -5,7 +5,8 @@ import secrets
 
 import pytest
 
-from pairs.kit import WAIT, answer, prompt
+from pairs.kit import WAIT
+from testing.engines import answer, prompt
 from testing.node import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]

@@ -11,8 +11,9 @@ import urllib.request
 
 import pytest
 
-from pairs.kit import BLOCK, WAIT, answer, eventually, prompt
+from pairs.kit import WAIT, eventually
 from testing.clockwork import serving
+from testing.engines import BLOCK, answer, prompt
 from testing.node import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(600)]

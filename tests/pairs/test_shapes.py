@@ -3,7 +3,8 @@
 
 import pytest
 
-from pairs.kit import WAIT, Pair, Side, answer, prompt, settle, start
+from pairs.kit import WAIT, Pair, Side, settle
+from testing.engines import answer, launch, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(400)]
 
@@ -15,9 +16,9 @@ def engines(harness, nodes, model):
     """One engine on node a; on node b one like it, and one with blocks of twice the size."""
     a, b = nodes
     with (
-        start(harness, "far", "kv_both", a, model) as far,
-        start(harness, "near", "kv_both", b, model) as near,
-        start(harness, "wide", "kv_both", b, model, block_size=32) as wide,
+        launch(harness, "far", "kv_both", a, model) as far,
+        launch(harness, "near", "kv_both", b, model) as near,
+        launch(harness, "wide", "kv_both", b, model, block_size=32) as wide,
     ):
         for engine in (far, near, wide):
             engine.ready(300)
@@ -57,8 +58,8 @@ def test_a_prompt_arrives_whole_whatever_the_shapes(sides, sender, receiver):
 def test_a_prompt_arrives_whole_whatever_the_ranks(harness, nodes, model, p_ranks, d_ranks):
     a, b = nodes
     with (
-        start(harness, "ranks-P", "kv_producer", a, model, tensor_parallel_size=p_ranks) as p,
-        start(harness, "ranks-D", "kv_consumer", b, model, tensor_parallel_size=d_ranks, block_size=32) as d,
+        launch(harness, "ranks-P", "kv_producer", a, model, tensor_parallel_size=p_ranks) as p,
+        launch(harness, "ranks-D", "kv_consumer", b, model, tensor_parallel_size=d_ranks, block_size=32) as d,
     ):
         p.ready(300)
         d.ready(300)
