@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a plan takes: `python benchmarks/plan.py`."""
+"""How long a plan takes: `python -m benchmarks.plan`."""
 
 from __future__ import annotations
 

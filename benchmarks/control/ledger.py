@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from benchmarks.plan import by_layer
 from kvpush_client.events import Side, TransferKey
-from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpushd.core.engines import Limits
 from kvpushd.core.events import (
     Advanced,
@@ -30,23 +30,9 @@ from kvpushd.core.ledger import Ledger
 from kvpushd.core.words import LOCAL, SECOND, Incarnation, Instant, SenderAddress
 
 P, D = Incarnation(b"p" * 16), Incarnation(b"d" * 16)
-LAYERS, SIZE, HEADS, CELL = 32, 16, 8, 256
+LAYERS, SIZE, HEADS = 32, 16, 8
 PROMPT, CHUNK = 2048, 512
 BLOCKS = 1 << 20
-
-
-def pool() -> Layout:
-    """Eight heads of 32 layers, blocks of 16 tokens."""
-    block = SIZE * HEADS * CELL
-    return Layout(
-        pool_bytes=LAYERS * BLOCKS * block,
-        blocks=BLOCKS,
-        groups=(Group(SIZE),),
-        layers=tuple(
-            Layer(f"{n}", 0, 0, HEADS, HEADS, (Plane(n * BLOCKS * block, block, SIZE * CELL, CELL, CELL),))
-            for n in range(LAYERS)
-        ),
-    )
 
 
 class Bench:
@@ -57,9 +43,10 @@ class Bench:
         self.spent: defaultdict[str, list[float]] = defaultdict(list)
         self.now: Instant = SECOND
         self.block = 0
+        pool = by_layer(LAYERS, BLOCKS, SIZE, HEADS, 0, HEADS, "HNC")
         for incarnation, name in ((P, "P"), (D, "D")):
             self.feed(EngineJoined(incarnation, name, {"model": "bench"}, 1, 1))
-            self.feed(PoolMapped(incarnation, 0, pool()))
+            self.feed(PoolMapped(incarnation, 0, pool))
         for i in range(open_halves):
             self.open(key(i))
         self.spent.clear()

@@ -25,15 +25,15 @@ class Settings:
     """`kv_connector_extra_config`, checked.
 
     runtime_dir    where the daemon's sockets are; default $KVPUSHD_RUNTIME_DIR, else /run/kvpushd
-    start_timeout  seconds that the engine's start waits for the daemon
-    lease          seconds that an unmatched half lives; None = as the daemon is configured
-    layer_groups   into how many parts a forward pass is cut: each is handed off as it is done
+    start_timeout  seconds that the engine's start waits for the daemon; default 30
+    lease          seconds that an unmatched half lives; None, the default = as the daemon is configured
+    layer_groups   into how many parts a forward pass is cut: each is handed off as it is done; default 16
     """
 
     runtime_dir: Path
-    start_timeout: float = 30.0
-    lease: float | None = None
-    layer_groups: int = 16
+    start_timeout: float
+    lease: float | None
+    layer_groups: int
 
     @classmethod
     def parse(cls, extra: Mapping[str, Any], environ: Mapping[str, str]) -> Settings:
