@@ -12,11 +12,11 @@ SYSTEM = Path("/run/kvpushd")
 
 
 def default_runtime_dir(env: Mapping[str, str], system: Path = SYSTEM) -> Path:
-    """The place that a daemon takes by itself: the system's if it is there, else the user's, else /tmp."""
+    """Where a daemon of this user or of the system serves: the first place that exists, else the system's,
+    which systemd removes while its daemon is stopped."""
     if given := env.get(VARIABLE):
         return Path(given)
-    if system.exists():
-        return system
+    places = [system, Path(f"/tmp/kvpushd-{os.getuid()}")]
     if user := env.get("XDG_RUNTIME_DIR"):
-        return Path(user) / "kvpushd"
-    return Path(f"/tmp/kvpushd-{os.getuid()}")
+        places.insert(1, Path(user) / "kvpushd")
+    return next((place for place in places if place.exists()), system)

@@ -48,13 +48,15 @@ def test_a_moment_that_has_not_come_is_a_dash() -> None:
     assert moment(1_800_000_000_000_000_000) == "2027-01-15 08:00:00Z"
 
 
-def test_the_runtime_directory_is_where_a_daemon_would_put_it(tmp_path: Path) -> None:
-    missing = tmp_path / "missing"
-    user = {"XDG_RUNTIME_DIR": "/run/user/7"}
-    assert default_runtime_dir({**user, "KVPUSHD_RUNTIME_DIR": "/x"}, tmp_path) == Path("/x")
-    assert default_runtime_dir(user, tmp_path) == tmp_path
-    assert default_runtime_dir(user, missing) == Path("/run/user/7/kvpushd")
-    assert default_runtime_dir({}, missing).parent == Path("/tmp")
+def test_the_runtime_directory_is_where_a_daemon_is_or_the_systems(tmp_path: Path) -> None:
+    system = tmp_path / "run" / "kvpushd"
+    user = {"XDG_RUNTIME_DIR": str(tmp_path / "user")}
+    assert default_runtime_dir({**user, "KVPUSHD_RUNTIME_DIR": "/x"}, system) == Path("/x")
+    assert default_runtime_dir(user, system) == system
+    (tmp_path / "user" / "kvpushd").mkdir(parents=True)
+    assert default_runtime_dir(user, system) == tmp_path / "user" / "kvpushd"
+    system.mkdir(parents=True)
+    assert default_runtime_dir(user, system) == system
 
 
 def test_a_table_is_never_cut_however_narrow_the_terminal() -> None:
