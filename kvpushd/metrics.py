@@ -393,4 +393,5 @@ def document() -> str:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(f"| `{metric.name}` | {metric.kind.name.lower()} | {labels} | {metric.help} |")
     reasons = ", ".join(f"`{_word(reason)}`" for reason in REASONS)
-    return "\n".join([*lines, "", f"Reasons: {reasons}.", ""])
+    meant = "what each means is in `protos/kvpush/v1/types.proto`, what to do in [operating.md](operating.md)"
+    return "\n".join([*lines, "", f"Reasons: {reasons}; {meant}.", ""])
