@@ -290,10 +290,10 @@ class Daemon:
         """A name for transport agents: unique among all nodes and all starts."""
         return f"{agent_prefix(self._settings.node, self._boot)}{what}"
 
-    def _mover_settings(self) -> MoverSettings:
+    def _mover_settings(self, number: int) -> MoverSettings:
         ucx = self._settings.ucx
         return MoverSettings(
-            agent=self._agent(f"out-{self._movers.restarts}"),
+            agent=self._agent(f"out-{number}"),
             ucx_tls=ucx.tls,
             net_devices=ucx.net_devices,
             environment=ucx.env,

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a node costs while nothing moves: CPU, and memory beside the pools, with eight peers connected."""
+"""What a node costs while nothing moves: CPU, and memory beside the pools, with eight peers connected.
+
+Its processes are the daemon, the mover, and the spare that stands by to take the mover's place.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from benchmarks.report.tables import summaries
 from benchmarks.report.values import Goal, Job, Row, Table, goal
 from kvpush_client.events import ReservationEnded
 from testing.node import Node
+from testing.processes import spares_of
 from testing.rank import Engine, new_key
 
 PEERS = 8
 CPU_SHARE = 0.01
-"""Of a core, for daemon and mover together."""
+"""Of a core, for all processes of the node together."""
 MEMORY_BYTES = 200e6
 _POOLS = re.compile(r"/memfd:")
 
@@ -40,19 +44,16 @@ def measure(job: Job) -> Upkeep:
     job.say(f"upkeep: starting a node and {PEERS} peers")
     rows = []
     with _connected(job.folder) as node:
-        pids = (node.pid, node.mover_pid)
         # The timers of what has just ended: idle means that nothing was asked for a while.
         time.sleep(6)
+        pids = {"daemon": node.pid, "mover": node.mover_pid, "spare": spares_of(node.pid)[0]}
         for count in range(job.rounds):
-            before, begun = cpu_seconds(pids), time.monotonic()
+            before, begun = cpu_seconds(pids.values()), time.monotonic()
             time.sleep(1.0 if job.quick else 2.0)
-            share = (cpu_seconds(pids) - before) / (time.monotonic() - begun)
-            values = {"cpu_share": share, "memory_bytes": sum(_beside_pools(pid) for pid in pids)}
+            share = (cpu_seconds(pids.values()) - before) / (time.monotonic() - begun)
+            values = {"cpu_share": share, "memory_bytes": sum(_beside_pools(pid) for pid in pids.values())}
             rows.append(Row("upkeep", "kvpushd", count, "trial", values))
-        parts = ", ".join(
-            f"{name} {_beside_pools(pid) / 1e6:.0f} MB"
-            for name, pid in zip(("daemon", "mover"), pids, strict=True)
-        )
+        parts = ", ".join(f"{name} {_beside_pools(pid) / 1e6:.0f} MB" for name, pid in pids.items())
     shares = [row.values["cpu_share"] for row in rows]
     memory = [row.values["memory_bytes"] for row in rows]
     where = f"idle, {PEERS} peers"
@@ -61,10 +62,8 @@ def measure(job: Job) -> Upkeep:
         goal(11, "resident bytes", "<=", MEMORY_BYTES, _plain(memory), where, "nothing"),
     ]
     found = [("kvpushd", "cpu_share", summary(shares)), ("kvpushd", "memory_bytes", summary(memory))]
-    fact = (
-        f"memory is resident pages of daemon and mover (PSS: shared ones count by share) but pools: {parts}"
-    )
-    return Upkeep(rows, goals, summaries(f"Upkeep: daemon and mover, {where}", found), fact)
+    fact = f"memory is resident pages (PSS: shared ones count by share) but pools: {parts}"
+    return Upkeep(rows, goals, summaries(f"Upkeep: daemon, mover and spare, {where}", found), fact)
 
 
 @contextlib.contextmanager

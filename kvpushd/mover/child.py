@@ -37,11 +37,15 @@ class MoverSettings:
 
 
 class Child(Protocol):
-    """Whatever runs at the other end of a link."""
+    """Whatever runs at the other end of a link: a spare, and, once it was told to begin, a mover."""
 
     @property
     def pid(self) -> int:
         """Its process id."""
+        ...
+
+    def begin(self) -> None:
+        """Makes a mover of it, soon; harmless to repeat, or where it is no more."""
         ...
 
     def kill(self) -> None:
@@ -54,7 +58,7 @@ class Child(Protocol):
 
 
 StartMover = Callable[[MoverSettings, Sequence[int]], tuple[Link, Child]]
-"""Starts a mover that inherits some descriptors, as MoverProcess.start does."""
+"""Starts a spare that inherits some descriptors, as MoverProcess.start does."""
 
 
 class MoverProcess:
@@ -68,7 +72,7 @@ class MoverProcess:
 
     @classmethod
     def start(cls, settings: MoverSettings, pass_fds: Sequence[int] = ()) -> tuple[Link, MoverProcess]:
-        """Starts a mover; it inherits `pass_fds` and holds them open as long as it lives.
+        """Starts a spare; it inherits `pass_fds` and holds them open as long as it, or its mover, lives.
 
         Call it from a thread that outlives the mover: the kernel kills the child with the thread.
         """
@@ -82,7 +86,8 @@ class MoverProcess:
         with theirs:
             process = subprocess.Popen(
                 command,
-                stdin=subprocess.DEVNULL,
+                bufsize=0,
+                stdin=subprocess.PIPE,  # what makes a mover of it
                 stdout=2,  # NIXL logs to stdout, which is nobody's data here
                 env=_environment(settings),
                 pass_fds=(theirs.fileno(), *pass_fds),
@@ -93,6 +98,14 @@ class MoverProcess:
     def pid(self) -> int:
         """Its process id."""
         return self._process.pid
+
+    def begin(self) -> None:
+        """Says so on its stdin."""
+        stdin = self._process.stdin
+        if stdin is not None and not stdin.closed:
+            with contextlib.suppress(BrokenPipeError):
+                stdin.write(b"\n")
+            stdin.close()
 
     def kill(self) -> None:
         """Sends SIGKILL, unless it is gone."""
@@ -120,6 +133,8 @@ class MoverProcess:
         status = self._process.wait()
         os.close(self._pidfd)
         self._pidfd = -1
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
         return f"exit status {status}"

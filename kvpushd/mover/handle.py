@@ -81,24 +81,40 @@ class MoverHandle:
         within: float = 30.0,
         start: StartMover = MoverProcess.start,
     ) -> MoverHandle:
-        """Starts a mover process and returns once it is ready (half a second, most of it loading UCX).
+        """Starts a mover process and returns once it is ready. As `prepare` and `begin`."""
+        handle = cls.prepare(settings, pass_fds=pass_fds, start=start)
+        await handle.begin(within)
+        return handle
 
-        `pass_fds` are inherited and stay open until it dies. Raises MoverDied where it ends before that, or
-        takes longer than `within` seconds; it is then killed.
+    @classmethod
+    def prepare(
+        cls,
+        settings: MoverSettings,
+        *,
+        pass_fds: Sequence[int] = (),
+        start: StartMover = MoverProcess.start,
+    ) -> MoverHandle:
+        """Starts a spare: a process that loads what a mover needs, and then waits for `begin`. It has no
+        agent, no pool and no thread but one. `pass_fds` are inherited and stay open until it dies.
         """
-        link, process = start(settings, pass_fds)
-        handle = cls(link, process)
+        return cls(*start(settings, pass_fds))
+
+    async def begin(self, within: float = 30.0) -> None:
+        """Makes a mover of a spare, and returns once it is ready.
+
+        Raises MoverDied where it ends before that, or takes longer than `within` seconds; it is then killed.
+        """
+        self._child.begin()
         try:
-            await asyncio.wait_for(handle.ready(), within)
+            await asyncio.wait_for(self.ready(), within)
         except TimeoutError:
-            await handle.kill()
+            await self.kill()
             raise MoverDied(
                 f"the mover was not ready within {within:g} s: is the machine overloaded?"
             ) from None
         except asyncio.CancelledError:
-            process.kill()
+            self._child.kill()
             raise
-        return handle
 
     async def ready(self) -> None:
         """Returns once the mover runs. Raises MoverDied where it ended before that."""

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mover's process: one thread that serves a link until its daemon stops it, or is gone.
 
-Started by `handle.MoverHandle.spawn` as `python -m kvpushd.mover`.
+Started by `handle.MoverHandle.prepare` as `python -m kvpushd.mover`. It begins as a spare: it loads all that
+a mover needs, which is nearly all of a start, and reads its stdin. A line there makes a mover of it.
 """
 
 from __future__ import annotations
@@ -30,18 +31,22 @@ FAULTS = ("corrupt-writes",)
 VERIFY = {"off": 0, "sample": SAMPLED, "all": 1}
 """Of how many writes one is read back; 0 = none."""
 
+SPARE, MOVER = b"kvpushd-spare", b"kvpushd-mover"
+"""What the process is called in ps and top, once it stands by, and once it was told to begin."""
+
 _PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
 
 
 def main(
     argv: Sequence[str] | None = None,
     new_link: Callable[[socket.socket], Link] = Link,
-    new_mover: Callable[[str, str | None], Mover] | None = None,
+    new_mover: Callable[[str, str | None, Lanes], Mover] | None = None,
 ) -> int:
     """Entry point of the child. Returns the exit status, or ends the process where the daemon is gone.
 
-    `new_mover` makes the mover of its sending agent's name and the fault that is asked for.
+    `new_mover` makes the mover of its sending agent's name, the fault that is asked for, and what UCX says.
     """
     parser = argparse.ArgumentParser(prog="python -m kvpushd.mover", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the link's descriptor, inherited")
@@ -51,11 +56,13 @@ def main(
     parser.add_argument("--fault", choices=FAULTS, help="damage what is carried, to test who checks it")
     options = parser.parse_args(argv)
     _settle(options.parent)
+    lanes = Lanes.of_stdout()
+    _stand_by(options.agent)
     link = new_link(socket.socket(fileno=options.fd))
     if new_mover is not None:
-        mover = new_mover(options.agent, options.fault)
+        mover = new_mover(options.agent, options.fault, lanes)
     else:
-        mover = _build(options.agent, options.fault, VERIFY[options.verify])
+        mover = _build(options.agent, options.fault, lanes, VERIFY[options.verify])
     try:
         serve(link, mover)
     except LinkClosed:
@@ -63,6 +70,18 @@ def main(
         os._exit(0)
     mover.close()
     return 0
+
+
+def _stand_by(agent: str) -> None:
+    """Waits for the word to begin."""
+    libc = ctypes.CDLL(None)
+    if not select.select([0], [], [], 0)[0]:
+        # The first agent loads UCX, and takes seven times as long as the next. Nothing else is left of it.
+        NixlTransport(f"{agent}-rehearsal").close()
+        libc.prctl(_PR_SET_NAME, SPARE, 0, 0, 0)
+    if not os.read(0, 1):
+        os._exit(0)  # the daemon is dead
+    libc.prctl(_PR_SET_NAME, MOVER, 0, 0, 0)
 
 
 def serve(link: Link, mover: Mover) -> None:
@@ -122,8 +141,7 @@ def _settle(parent: int) -> None:
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
-def _build(agent: str, fault: str | None, verify_every: int) -> Mover:
-    lanes = Lanes.of_stdout()
+def _build(agent: str, fault: str | None, lanes: Lanes, verify_every: int) -> Mover:
     transport = NixlTransport(agent)
     local: Carrier = LocalCarrier()
     outgoing: Carrier = transport

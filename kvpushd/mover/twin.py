@@ -43,6 +43,9 @@ class MoverThread:
         """This process's id."""
         return os.getpid()
 
+    def begin(self) -> None:
+        """Nothing: it serves as soon as it is made."""
+
     def kill(self) -> None:
         """Ends the thread's rounds at its next look at the link."""
         with contextlib.suppress(OSError):  # closed already: the thread has ended

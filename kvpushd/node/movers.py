@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The mover of the node: kept alive, watched, replaced."""
+"""The mover of the node: kept alive, watched, replaced by a spare that waits for that."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ from kvpushd.mover.handle import MoverHandle, OutletPool
 from kvpushd.node.hub import Hub
 
 LOOK = 1.0
-"""Seconds between looks at its last beat."""
+"""Seconds between looks at its last beat, and from its start to that of the next spare, so that a mover that
+begins has the machine to itself."""
+SPARE_PATIENCE = 60.0
+"""Seconds from the start of a spare that ended unasked, or of one that could not be started, to the next."""
 FIRST_PATIENCE, LONGEST_PATIENCE = 0.05, 5.0
 """Seconds before a mover is started again that can't be, or that died soon after it was."""
 
@@ -34,12 +37,16 @@ LEVELS = {
 
 class Movers:
     """One mover for all pools of the node: a CPU node needs no more. What is asked of it while it is being
-    replaced fails as if it had died of it."""
+    replaced fails as if it had died of it.
+
+    A spare that has loaded everything stands by: that is nearly all of a mover's start. Where it is missing,
+    or does not begin, a new process takes its place.
+    """
 
     def __init__(
         self,
         hub: Hub,
-        settings: Callable[[], MoverSettings],
+        settings: Callable[[int], MoverSettings],
         pass_fds: Sequence[int],
         on_died: Callable[[Fault], None],
         on_replaced: Callable[[], Awaitable[None]],
@@ -48,11 +55,12 @@ class Movers:
         write_patience: float,
         start: StartMover,
     ) -> None:
-        """`settings` are asked for at each start, for an agent's name is used once; `on_died` is called as
-        soon as a mover is reaped, `on_replaced` once the next one is ready. A mover that does not beat for
-        `silence` seconds counts as stuck; it beats each second. So does one that has not answered a call by
-        then, or has said nothing of a write for `write_patience` seconds: nothing else ends such a write.
-        `start` makes its process."""
+        """`settings` are asked for at each start of a process, by its number: an agent's name is used once.
+        `on_died` is called as soon as a mover is reaped, `on_replaced` once the next one is ready. A mover
+        that does not beat for `silence` seconds counts as stuck; it beats each second. So does one that has
+        not answered a call by then, or has said nothing of a write for `write_patience` seconds: nothing else
+        ends such a write. A spare that is to begin has `silence` seconds for it. `start` makes the
+        processes."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
@@ -62,6 +70,9 @@ class Movers:
         self._write_patience = write_patience
         self._start_process = start
         self._handle: MoverHandle | None = None
+        self._spare: MoverHandle | None = None
+        self._spare_due = 0.0
+        self._starts = 0
         self._attention = Attention.IDLE
         self._ids = 0
         self._whole = False
@@ -76,13 +87,45 @@ class Movers:
         self._whole = True
 
     async def _start(self) -> None:
+        """Makes a mover of the spare, else of a new process. Raises MoverDied where neither becomes one."""
+        spare, self._spare = self._spare, None
+        self._spare_due = 0.0
+        handle = None if spare is None else await self._begun(spare)
+        if handle is None:
+            handle = self._prepare()
+            await handle.begin()
+        self._handle = handle
+        self._log.info("mover ready", pid=handle.pid, transports=handle.transports, was_spare=handle is spare)
+
+    async def _begun(self, spare: MoverHandle) -> MoverHandle | None:
+        """The spare as a mover; None where it does not become one, so that a new process must."""
         try:
-            self._handle = await MoverHandle.spawn(
-                self._settings(), pass_fds=self._pass_fds, start=self._start_process
-            )
+            await spare.begin(self._silence)
+        except MoverDied as error:
+            self._log.warning("the spare mover does not begin", error=str(error))
+            return None
+        return spare
+
+    def _prepare(self) -> MoverHandle:
+        """A new process. Raises MoverDied where there can't be one."""
+        settings = self._settings(self._starts)
+        self._starts += 1
+        try:
+            return MoverHandle.prepare(settings, pass_fds=self._pass_fds, start=self._start_process)
         except OSError as error:
             raise MoverDied(f"the mover can't be started: {error}") from error
-        self._log.info("mover ready", pid=self._handle.pid, transports=self._handle.transports)
+
+    def _keep_spare(self, now: float) -> None:
+        """Sees to it that there is a spare; where one ended unasked, not at once: the next one may too."""
+        if self._spare is not None and self._spare.died.done():
+            self._log.warning("the spare mover died", fault=str(self._spare.died.result()))
+            self._spare = None
+        if self._spare is None and now >= self._spare_due:
+            self._spare_due = now + SPARE_PATIENCE
+            try:
+                self._spare = self._prepare()
+            except MoverDied as error:
+                self._log.warning("there is no spare mover", error=str(error))
 
     @property
     def handle(self) -> MoverHandle | None:
@@ -143,6 +186,7 @@ class Movers:
             done, _ = await asyncio.wait({handle.died}, timeout=LOOK)
             if done:
                 return handle.died.result()
+            self._keep_spare(loop.time())
             if loop.time() - due > LOOK:
                 # This process stood still (a stopped VM, a debugger): beats may wait in the link, unread.
                 continue
@@ -157,7 +201,10 @@ class Movers:
         return None if missing is None else f"it beats, and says no {missing}"
 
     async def stop(self) -> None:
-        """Ends the mover in order."""
+        """Ends the mover in order, and the spare."""
+        if self._spare is not None:
+            await self._spare.kill()
+            self._spare = None
         if self._handle is not None:
             await self._handle.stop()
             self._handle = None

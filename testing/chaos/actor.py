@@ -16,7 +16,7 @@ import grpc
 
 from kvpush_client._proto import admin_pb2
 from testing.chaos.account import End, Played, shows_on_the_other_side
-from testing.chaos.blows import ENGINES, Blows, age
+from testing.chaos.blows import ENGINES, Blows
 from testing.chaos.books import Books
 from testing.chaos.flow import Flow
 from testing.chaos.holds import FAST, REACH, Held, Holds
@@ -24,6 +24,7 @@ from testing.chaos.scenario import Blow, Cast, Scenario, Whom
 from testing.chaos.stage import LEASE, RANKS, D, Legs, P, Stage, body_of, wait_for
 from testing.clockwork.harness import EngineFailed, Request
 from testing.engines import answer
+from testing.processes import age, spares_of
 
 ENDS = LEASE + 10.0
 """Seconds after the last fault within which every request has ended, or is given up."""
@@ -111,7 +112,7 @@ class _Turn:
             stage.start_router()
         strikes = scenario.strikes if scenario.timed else []
         seen = next((s.whom for s in strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
-        if seen is not None and age(stage.pid(seen)) < LIVED:
+        if seen is not None and not self._has_lived(seen):
             seen = None
         restarts = self._restarts(seen)
         with self._flow() as flow:
@@ -125,6 +126,11 @@ class _Turn:
         self._settle()
         self._moves_again()
         self._played.leftovers += self._books.strays() + self._books.descriptors()
+
+    def _has_lived(self, mover: Whom) -> bool:
+        """A spare is made as its mover begins; that one may have been made long before, as a spare."""
+        spares = spares_of(self._stage.nodes[MOVERS[mover]].pid)
+        return any(age(spare) >= LIVED for spare in spares)
 
     def _flow(self) -> contextlib.AbstractContextManager[Flow | None]:
         return Flow(self._stage) if self._scenario.beside else contextlib.nullcontext()

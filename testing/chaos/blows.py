@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from testing.chaos.scenario import Blow, Cut, Fault, Point, Scenario, Strike, Whom
 from testing.chaos.stage import RANKS, D, P, Stage, wait_for
 from testing.faults.rules import Act, Rule
+from testing.processes import state
 
 SIGNALS = {Blow.KILL: signal.SIGKILL, Blow.TERM: signal.SIGTERM, Blow.STOP: signal.SIGSTOP}
 ENGINES = {Whom.P_ENGINE: P, Whom.D_ENGINE: D, Whom.RANK: RANKS}
@@ -148,20 +148,6 @@ def rule_of(point: Point) -> Rule:
         process=point.process,
         node=point.node,
     )
-
-
-def state(pid: int) -> str:
-    """A process's state as /proc has it; empty where there is none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def age(pid: int) -> float:
-    """Seconds since a process began."""
-    began = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
 
 
 def go_on(pid: int) -> None:

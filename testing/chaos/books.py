@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from pathlib import Path
 
-from testing.chaos.blows import state
 from testing.chaos.stage import RANKS, D, P, Stage
 from testing.clockwork.harness import EngineFailed
+from testing.processes import is_mover, movers_of, spares_of
 
 DESCRIPTORS_MORE = 24
 """Descriptors that a process may have more than it once had with nothing to do: links come and go."""
@@ -81,10 +80,11 @@ class Books:
             wrong.append(f"node {name} has {mover.inlets} inlets for {len(engines)} engines")
         if not status.ready:
             wrong.append(f"node {name} is not ready: {', '.join(status.problems)}")
-        children = movers_of(self._stage.nodes[name].pid)
+        daemon = self._stage.nodes[name].pid
+        children, spares = movers_of(daemon), spares_of(daemon)
         self._movers |= {mover.pid, *children}
-        if children != [mover.pid]:
-            wrong.append(f"node {name} has movers {children}, and says {mover.pid}")
+        if children != sorted([mover.pid, *spares]) or len(spares) > 1:
+            wrong.append(f"node {name} has movers {children}, {spares} of them spare, and says {mover.pid}")
         return wrong
 
     def _of_engine(self, name: str) -> list[str]:
@@ -120,21 +120,3 @@ class Books:
             if more > DESCRIPTORS_MORE:
                 wrong.append(f"{name} has {more} descriptors more than at first")
         return wrong
-
-
-def movers_of(daemon: int) -> list[int]:
-    """Its children that are movers."""
-    found = []
-    for thread in Path(f"/proc/{daemon}/task").iterdir():
-        # The kernel lists a child under the thread that started it.
-        found += [int(pid) for pid in (thread / "children").read_text().split() if is_mover(int(pid))]
-    return sorted(found)
-
-
-def is_mover(pid: int) -> bool:
-    """Whether a process is a mover, and no zombie."""
-    try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return b"--agent" in command and b"--parent" in command and state(pid) not in ("", "Z")

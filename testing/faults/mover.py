@@ -10,6 +10,7 @@ from functools import partial
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.mover import process
+from kvpushd.mover.lanes import Lanes
 from kvpushd.mover.link import Link, LinkClosed
 from kvpushd.mover.mover import Mover, Reports, TakeDescriptor
 from kvpushd.mover.transport.base import Carrier, Transport
@@ -47,8 +48,8 @@ class FaultyLink(Link):
 class FaultyMover(Mover):
     """A mover whose commands pass the points "mover.recv.*"."""
 
-    def __init__(self, points: Points, local: Carrier, transport: Transport) -> None:
-        super().__init__(local, transport)
+    def __init__(self, points: Points, local: Carrier, transport: Transport, lanes: Lanes) -> None:
+        super().__init__(local, transport, lanes=lanes.names)
         self._points = points
         self._commands: Lane[Command] = Lane()
 
@@ -80,9 +81,9 @@ def _copy(command: Command) -> Command:
     return command[0], None if command[1] is None else os.dup(command[1])
 
 
-def _build(points: Points, agent: str, fault: str | None) -> Mover:
+def _build(points: Points, agent: str, fault: str | None, lanes: Lanes) -> Mover:
     local = FaultyCarrier(LocalCarrier(), points, "local")
-    return FaultyMover(points, local, FaultyTransport(NixlTransport(agent), points, "nixl"))
+    return FaultyMover(points, local, FaultyTransport(NixlTransport(agent), points, "nixl"), lanes)
 
 
 def main() -> int:

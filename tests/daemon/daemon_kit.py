@@ -21,6 +21,7 @@ import trustme
 from kvpush_client._proto import admin_pb2
 from kvpush_client.events import HandoffEnded, ReservationEnded, TransferKey
 from testing.node import DEADLINE, Node
+from testing.processes import spares_of
 from testing.rank import BLOCK, Engine, Place, new_key
 
 _names = itertools.count()
@@ -182,6 +183,12 @@ def alive(pid: int) -> bool:
 def descriptors(pid: int) -> int:
     """How many files a process has open."""
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def spare_of(node: Node) -> int:
+    """The process that a node's next mover is to be, once it stands by."""
+    (spare,) = eventually(lambda: spares_of(node.pid))
+    return spare
 
 
 @contextmanager

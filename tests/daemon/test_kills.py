@@ -29,6 +29,7 @@ from tests.daemon.daemon_kit import (
     eventually,
     landed,
     leftovers,
+    spare_of,
     stopped,
     transfer,
     under_way,
@@ -231,14 +232,48 @@ def test_a_killed_receiving_mover_is_the_fence_itself(nodes: Nodes) -> None:
     reused.are_intact()
 
 
+def test_a_spare_takes_the_place_of_a_mover_and_there_is_another_one_afterwards(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    transfer(p, d)
+    for seed in (44, 45):
+        spare = spare_of(nodes.p)
+        os.kill(nodes.p.mover_pid, signal.SIGKILL)
+        eventually(lambda: nodes.p.mover_pid, spare.__eq__)
+        eventually(lambda: p.ready() and d.ready())
+        transfer(p, d, seed=seed)
+        assert spare_of(nodes.p) != spare
+    assert len(nodes.p.status().movers) == 1
+
+
+def test_a_mover_is_replaced_though_its_spare_died_too(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    mover, spare = nodes.d.mover_pid, spare_of(nodes.d)
+    os.kill(spare, signal.SIGKILL)
+    os.kill(mover, signal.SIGKILL)
+    eventually(lambda: nodes.d.mover_pid, lambda pid: pid not in (0, mover, spare))
+    again(p, d)
+    assert not alive(spare)
+
+
+def test_a_mover_is_replaced_though_its_spare_stands_still(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    mover, spare = nodes.d.mover_pid, spare_of(nodes.d)
+    os.kill(spare, signal.SIGSTOP)
+    os.kill(mover, signal.SIGKILL)
+    eventually(lambda: nodes.d.mover_pid, lambda pid: pid not in (0, mover, spare))
+    again(p, d)
+    assert not alive(spare)
+
+
 def test_a_handoff_that_nobody_has_come_for_outlives_its_mover(nodes: Nodes) -> None:
     p, d = nodes.pair()
     key = new_key()
     p.fill(range(8), 42)
     p.send(key, range(8), 8 * BLOCK)
     eventually(lambda: nodes.p.status().held.handoffs)
-    os.kill(nodes.p.mover_pid, signal.SIGKILL)
-    eventually(lambda: nodes.p.http("/readyz")[0] == 503)
+    with stopped(spare_of(nodes.p)):
+        os.kill(nodes.p.mover_pid, signal.SIGKILL)
+        eventually(lambda: nodes.p.http("/readyz")[0] == 503)
     eventually(lambda: nodes.p.http("/readyz")[0] == 200)
     d.reserve(key, p, range(8), 8 * BLOCK)
     landed(p, d, key)
@@ -250,9 +285,11 @@ def test_a_reservation_made_while_the_mover_is_replaced_waits_for_the_next_one(n
     key = new_key()
     p.fill(range(8), 43)
     p.send(key, range(8), 8 * BLOCK)
-    os.kill(nodes.d.mover_pid, signal.SIGKILL)
-    eventually(lambda: nodes.d.http("/readyz")[0] == 503)
-    d.reserve(key, p, range(8), 8 * BLOCK)
+    with stopped(spare_of(nodes.d)):
+        os.kill(nodes.d.mover_pid, signal.SIGKILL)
+        eventually(lambda: nodes.d.http("/readyz")[0] == 503)
+        d.reserve(key, p, range(8), 8 * BLOCK)
+        eventually(lambda: nodes.d.status().held.reservations)
     landed(p, d, key)
     assert_same(p, range(8), d, range(8), 8 * BLOCK)
 

@@ -14,7 +14,17 @@ from kvpush_client.events import Draining, HandoffEnded, Matched, Reason, Reserv
 from testing.node import Node
 from testing.rank import BLOCK, Engine, new_key
 from tests.daemon.conftest import SETTINGS
-from tests.daemon.daemon_kit import LARGE, Nodes, alive, assert_same, eventually, landed, transfer, under_way
+from tests.daemon.daemon_kit import (
+    LARGE,
+    Nodes,
+    alive,
+    assert_same,
+    eventually,
+    landed,
+    spare_of,
+    transfer,
+    under_way,
+)
 
 pytestmark = pytest.mark.nixl
 
@@ -57,9 +67,10 @@ def test_a_drain_lets_running_work_end_and_refuses_new_work_with_the_reason(node
 
 
 def test_an_idle_daemon_ends_at_once_and_leaves_no_socket_to_mistake(node: Node) -> None:
-    mover = node.mover_pid
+    mover, spare = node.mover_pid, spare_of(node)
     assert node.stop() == 0
     assert not alive(mover)
+    assert not alive(spare)
     assert node.start().status().ready
 
 

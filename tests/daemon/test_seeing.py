@@ -14,7 +14,7 @@ from kvpush_client._proto import admin_pb2
 from kvpush_client.events import HandoffEnded, Reason, ReservationEnded
 from testing.node import Node
 from testing.rank import BLOCK, Engine, new_key
-from tests.daemon.daemon_kit import LARGE, Nodes, descriptors, eventually, stopped, transfer
+from tests.daemon.daemon_kit import LARGE, Nodes, descriptors, eventually, spare_of, stopped, transfer
 
 pytestmark = pytest.mark.nixl
 
@@ -23,8 +23,9 @@ def test_a_node_is_not_ready_while_its_mover_is_replaced(nodes: Nodes) -> None:
     transfer(*nodes.pair())
     assert nodes.p.http("/readyz") == (200, "ready\n")
     restarts = nodes.p.metric("kvpush_mover_restarts_total")
-    os.kill(nodes.p.mover_pid, signal.SIGKILL)
-    _, text = eventually(lambda: nodes.p.http("/readyz"), lambda answer: answer[0] == 503)
+    with stopped(spare_of(nodes.p)):
+        os.kill(nodes.p.mover_pid, signal.SIGKILL)
+        _, text = eventually(lambda: nodes.p.http("/readyz"), lambda answer: answer[0] == 503)
     assert "the mover" in text
     eventually(lambda: nodes.p.http("/readyz")[0] == 200)
     assert nodes.p.http("/healthz") == (200, "ok\n")

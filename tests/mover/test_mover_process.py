@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -19,7 +20,9 @@ from kvpushd.errors import MoverDied
 from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import MoverSettings
 from kvpushd.mover.handle import MoverHandle
+from kvpushd.mover.process import MOVER, SPARE
 from kvpushd.mover.transport.fake import FakeFabric
+from testing.processes import name
 
 pytestmark = pytest.mark.nixl
 
@@ -159,6 +162,52 @@ def test_a_lifeline_held_by_a_mover_ends_with_the_mover() -> None:
     asyncio.run(scene())
 
 
+def opened(pid: int) -> Counter[str]:
+    """What a process has open, by kind: socket, pipe, anon_inode, or a path's first part."""
+    links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
+    return Counter(link.partition(":")[0] for link in links if not link.startswith("/"))
+
+
+def test_a_spare_holds_no_agent_and_runs_no_thread_of_its_own_until_it_begins() -> None:
+    async def scene() -> None:
+        spare = MoverHandle.prepare(MoverSettings(f"spare-{os.getpid()}"))
+        await eventually(lambda: name(spare.pid) == SPARE)
+        assert opened(spare.pid)["socket"] == 1  # the link
+        assert opened(spare.pid)["anon_inode"] == 0
+        assert len(os.listdir(f"/proc/{spare.pid}/task")) == 1
+        await soon(spare.begin())
+        assert name(spare.pid) == MOVER
+        assert spare.transports == ("local", "nixl-ucx")
+        assert opened(spare.pid)["socket"] > 1
+        await soon(spare.stop())
+        assert "exit status 0" in spare.died.result().detail
+
+    asyncio.run(scene())
+
+
+def test_a_spare_that_died_does_not_begin() -> None:
+    async def scene() -> None:
+        spare = MoverHandle.prepare(MoverSettings(f"spare-{os.getpid()}"))
+        await soon(spare.kill())
+        with pytest.raises(MoverDied, match="SIGKILL"):
+            await soon(spare.begin())
+
+    asyncio.run(scene())
+
+
+def test_a_spare_that_dies_as_it_begins_is_reported() -> None:
+    async def scene() -> None:
+        spare = MoverHandle.prepare(MoverSettings(f"spare-{os.getpid()}"))
+        os.kill(spare.pid, signal.SIGSTOP)
+        begun = asyncio.ensure_future(spare.begin())
+        await asyncio.sleep(0)
+        os.kill(spare.pid, signal.SIGKILL)
+        with pytest.raises(MoverDied, match="SIGKILL"):
+            await soon(begun)
+
+    asyncio.run(scene())
+
+
 def test_a_stopped_mover_ends_in_order() -> None:
     async def scene() -> None:
         async with way("nixl") as it:
@@ -192,18 +241,35 @@ from kvpushd.mover.child import MoverSettings
 from kvpushd.mover.handle import MoverHandle
 
 async def live():
-    mover = await MoverHandle.spawn(MoverSettings("orphan"))
-    print(mover.pid, flush=True)
+    child = MoverHandle.prepare(MoverSettings("orphan"), pass_fds=(1,))
+    if sys.argv[1] == "mover":
+        await child.begin()
+    print(child.pid, flush=True)
     await asyncio.Event().wait()
 
 asyncio.run(live())
 """
 
 
-def test_a_mover_dies_with_its_daemon() -> None:
-    with subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE, text=True) as daemon:
+@pytest.mark.parametrize("what", ["spare", "mover"])
+def test_a_mover_dies_with_its_daemon_and_so_does_a_spare_however_far_it_is(what: str) -> None:
+    command = [sys.executable, "-c", DAEMON, what]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
         assert daemon.stdout is not None
-        mover = os.pidfd_open(int(daemon.stdout.readline()))
+        child = os.pidfd_open(int(daemon.stdout.readline()))
         daemon.kill()
-    assert select.select([mover], [], [], DEADLINE)[0] == [mover]
-    os.close(mover)
+    assert select.select([child], [], [], DEADLINE)[0] == [child]
+    os.close(child)
+
+
+def test_a_spare_that_stands_by_dies_with_its_daemon() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DAEMON, "spare"], stdout=subprocess.PIPE, text=True
+    ) as daemon:
+        assert daemon.stdout is not None
+        pid = int(daemon.stdout.readline())
+        asyncio.run(eventually(lambda: name(pid) == SPARE))
+        spare = os.pidfd_open(pid)
+        daemon.kill()
+    assert select.select([spare], [], [], DEADLINE)[0] == [spare]
+    os.close(spare)
