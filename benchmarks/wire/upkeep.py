@@ -48,9 +48,9 @@ def measure(job: Job) -> Upkeep:
         time.sleep(6)
         pids = {"daemon": node.pid, "mover": node.mover_pid, "spare": spares_of(node.pid)[0]}
         for count in range(job.rounds):
-            before, begun = cpu_seconds(pids.values()), time.monotonic()
+            before, begun = cpu_seconds(list(pids.values())), time.monotonic()
             time.sleep(1.0 if job.quick else 2.0)
-            share = (cpu_seconds(pids.values()) - before) / (time.monotonic() - begun)
+            share = (cpu_seconds(list(pids.values())) - before) / (time.monotonic() - begun)
             values = {"cpu_share": share, "memory_bytes": sum(_beside_pools(pid) for pid in pids.values())}
             rows.append(Row("upkeep", "kvpushd", count, "trial", values))
         parts = ", ".join(f"{name} {_beside_pools(pid) / 1e6:.0f} MB" for name, pid in pids.items())
