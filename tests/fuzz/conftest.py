@@ -14,7 +14,13 @@ import pytest
 from testing.node import Node
 from testing.rank import Engine
 from tests.daemon.daemon_kit import descriptors, eventually, leftovers, transfer
-from tests.fuzz.doors import AdminDoor, Door, EngineDoor, FdDoor, PeerDoor, SenderDoor, raw_doors
+from tests.fuzz.doors.admin import AdminDoor
+from tests.fuzz.doors.door import Door
+from tests.fuzz.doors.engine import EngineDoor
+from tests.fuzz.doors.fds import FdDoor
+from tests.fuzz.doors.peer import PeerDoor
+from tests.fuzz.doors.raw import raw_doors
+from tests.fuzz.doors.sender import SenderDoor
 
 GROWTH = 24 << 20
 """Bytes of resident memory that caches with a bound, and fragments, may come to."""

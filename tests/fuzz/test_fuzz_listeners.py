@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 
 from tests.fuzz.conftest import GROWTH, Target
-from tests.fuzz.doors import corpus, read, shown
+from tests.fuzz.doors.door import corpus, read, shown
 
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(600)]
 

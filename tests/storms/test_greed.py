@@ -20,7 +20,7 @@ from kvpush_client.items import Identity, Role
 from testing.node import Node
 from testing.rank import BLOCK, FINGERPRINT, Engine, new_key
 from tests.daemon.daemon_kit import Nodes, eventually, transfer
-from tests.fuzz.doors import SenderDoor
+from tests.fuzz.doors.sender import SenderDoor
 from tests.rpc.engine_kit import Client
 
 pytestmark = pytest.mark.nixl
