@@ -43,8 +43,8 @@ def run(tree: Tree, tests: Sequence[str]) -> dict[str, Outcome]:
     """Runs the tests, and all cases of each."""
     report = tree.root / "guards.xml"
     report.unlink(missing_ok=True)
-    options = ["-q", "-m", "", "-p", "no:cacheprovider", f"--junitxml={report}"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    options = ["-q", "-m", "", "-p", "no:cacheprovider", "--hypothesis-profile=guards"]
+    command = [sys.executable, "-m", "pytest", *options, f"--junitxml={report}", *tests]
     process = subprocess.Popen(
         command,
         cwd=tree.root,

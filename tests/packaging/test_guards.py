@@ -15,6 +15,7 @@ from testing.guards import trial
 from testing.guards.guard import Guard, read
 from testing.guards.tree import ROOT, Tree
 from testing.guards.trial import Outcome
+from tests.packaging.pages import named, rows
 
 GUARDS = read()
 REPORTS = [f"R{number}" for number in (*range(1, 28), 31, *range(36, 40))]
@@ -38,6 +39,24 @@ def test_a_guard_stands_in_the_source_once_and_its_tests_are_there(guard: Guard)
 def test_every_report_and_every_invariant_is_served_by_a_guard() -> None:
     served = {what for guard in GUARDS.values() for what in guard.serves}
     assert served == {*REPORTS, *INVARIANTS}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_report_names_a_test_that_fails_without_a_guard_of_it(report: str) -> None:
+    failing = [test for guard in GUARDS.values() if report in guard.serves for test in guard.tests]
+    names = next(named(row[-1]) for row in rows("reports.md") if row[0] == report)
+    assert any(_is(test, folder, name) for test in failing for folder, name in names), failing
+
+
+def _is(test: str, folder: str, name: str) -> bool:
+    """Whether pytest's id is that of the test that a page names; a file that it names is not a test."""
+    return test.startswith(f"tests/{folder}/") and test.partition("::test_")[2].startswith(name)
+
+
+@pytest.mark.parametrize("invariant", INVARIANTS)
+def test_an_invariant_has_a_guard_whose_absence_the_core_alone_shows(invariant: str) -> None:
+    core = [guard for guard in GUARDS.values() if guard.group == "core" and invariant in guard.serves]
+    assert any(test.startswith("tests/core/") for guard in core for test in guard.tests)
 
 
 def test_a_source_without_its_guard_names_nothing_that_is_not_there(tmp_path: Path) -> None:
