@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Fault
 from kvpushd.core.layout import Layout, Window
-from kvpushd.core.plan import plan
+from kvpushd.core.plan import Planner
 from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
@@ -33,6 +33,8 @@ POPULATE_BYTES = 4 << 20
 BEAT_SECONDS = 0.7
 
 Reports = list[mover_pb2.MoverReport]
+_Lane = tuple[bytes, int, bytes]
+"""From a pool, through an outlet, into a pool behind it."""
 TakeDescriptor = Callable[[], int | None]
 
 
@@ -79,6 +81,7 @@ class Mover:
         self._outgoing: Carrier = transport if outgoing is None else outgoing
         self._pools: dict[bytes, _Pool] = {}
         self._outlets: dict[int, dict[bytes, Layout]] = {}
+        self._planners: dict[_Lane, Planner] = {}
         self._writes: dict[int, _Posted] = {}
         self._sparse: deque[_Pool] = deque()
         self._attention = Attention.IDLE
@@ -132,8 +135,7 @@ class Mover:
             case "open_outlet":
                 return [self._open_outlet(command.open_outlet)]
             case "close_outlet":
-                self._outlets.pop(command.close_outlet.outlet_id, None)
-                self._transport.close_outlet(command.close_outlet.outlet_id)
+                self._close_outlet(command.close_outlet.outlet_id)
                 return []
             case "post_write":
                 return self._post(command.post_write)
@@ -225,6 +227,8 @@ class Mover:
             self._sparse.remove(pool)
         pool.mapping.close()
         del self._pools[pool_id]
+        for lane in [lane for lane in self._planners if pool_id in lane]:
+            del self._planners[lane]
         return [_unmapped(pool_id)]
 
     def _open_inlet(self, command: mover_pb2.OpenInlet) -> mover_pb2.MoverReport:
@@ -271,19 +275,29 @@ class Mover:
             answer.fault.CopyFrom(wire.fault_to_wire(error.fault()))
         return mover_pb2.MoverReport(outlet_opened=answer)
 
+    def _close_outlet(self, outlet_id: int) -> None:
+        self._outlets.pop(outlet_id, None)
+        for lane in [lane for lane in self._planners if lane[1] == outlet_id]:
+            del self._planners[lane]
+        self._transport.close_outlet(outlet_id)
+
     def _post(self, command: mover_pb2.PostWrite) -> Reports:
         if command.write_id in self._writes:
             # Said twice. It ends once: a second report would free blocks that the first write still reads.
             return []
         posted_ns = time.monotonic_ns()
         try:
-            source = self._pool(command.source_pool)
+            source = self._pool(command.source_pool).layout
             target = self._target(command)
-            window = Window(command.start, command.end, command.first_layer, command.end_layer)
-            source_blocks = blocks.from_wire(command.source_blocks)
-            target_blocks = blocks.from_wire(command.target_blocks)
-            runs = plan(source.layout, source_blocks, target, target_blocks, window)
-            _bound("source", runs.source, runs, source.layout)
+            lane = (command.source_pool, command.outlet_id, command.target_pool)
+            if lane not in self._planners:
+                self._planners[lane] = Planner(source, target)
+            runs = self._planners[lane].plan(
+                blocks.from_wire(command.source_blocks),
+                blocks.from_wire(command.target_blocks),
+                Window(command.start, command.end, command.first_layer, command.end_layer),
+            )
+            _bound("source", runs.source, runs, source)
             _bound("target", runs.target, runs, target)
             posted = _Posted(self._holds(command), int(runs.length.sum()), len(runs.length), posted_ns)
             if posted.runs == 0:

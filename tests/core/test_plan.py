@@ -152,7 +152,7 @@ def test_an_opaque_block_moves_whole_though_the_window_ends_inside() -> None:
 
 
 def test_a_window_that_begins_inside_an_opaque_block_is_refused() -> None:
-    with pytest.raises(LayoutMismatch, match=r"layers\.0.*opaque.*position 5, inside a block of the source"):
+    with pytest.raises(LayoutMismatch, match=r"group 0.*opaque.*position 5, inside a block of the source"):
         plan(OPAQUE, [listed(0, 0, 1)], OPAQUE, [listed(0, 4, 2)], Window(5, 8, 0, 1))
     with pytest.raises(LayoutMismatch, match="position 4, inside a block of the target"):
         plan(OPAQUE, [listed(0, 0, 1)], OPAQUE, [listed(2, 4, 2)], Window(4, 8, 0, 1))

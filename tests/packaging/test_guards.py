@@ -74,6 +74,6 @@ def test_a_missing_guard_is_noticed_and_a_change_that_matters_to_nobody_is_not(t
     tree = Tree.copy(tmp_path / "tree")
     guard = GUARDS[CHEAP]
     harmless = replace(guard, before="runs merged", after="runs joined")
-    broken = replace(guard, before="def plan(", after="def plans(")
+    broken = replace(guard, before="def window_bytes(", after="def window_sizes(")
     for change, outcome in ((guard, Outcome.FAILED), (harmless, Outcome.PASSED), (broken, Outcome.BROKEN)):
         assert trial.caught(tree, change) == dict.fromkeys(guard.tests, outcome)
