@@ -364,9 +364,15 @@ class EngineRoom:
         """Says it to the scheduler; to the workers only what they wait for, else half of all messages to
         engines would be for nobody."""
         entry = self._entries.get(incarnation)
+        schedulers = []
         for session in entry.sessions if entry is not None else ():
-            if workers or session.identity.role is Role.SCHEDULER:
+            if session.identity.role is Role.SCHEDULER:
+                schedulers.append(session)
+            elif workers:
                 session.tell(event)
+        # Last: a request goes on by what its workers say.
+        for session in schedulers:
+            session.tell(event)
 
 
 def _check_same_engine(entry: EngineEntry, identity: Identity) -> None:

@@ -25,6 +25,8 @@ LOOK = 1.0
 begins has the machine to itself."""
 SPARE_PATIENCE = 60.0
 """Seconds from the start of a spare that ended unasked, or of one that could not be started, to the next."""
+CALM = 0.1
+"""Seconds until a mover hears that it may look less eagerly: with each end that costs it a round."""
 FIRST_PATIENCE, LONGEST_PATIENCE = 0.05, 5.0
 """Seconds before a mover is started again that can't be, or that died soon after it was."""
 
@@ -74,6 +76,8 @@ class Movers:
         self._spare_due = 0.0
         self._starts = 0
         self._attention = Attention.IDLE
+        self._attending = levels.Attention.IDLE
+        self._calming: asyncio.TimerHandle | None = None
         self._ids = 0
         self._whole = False
         self.restarts = 0
@@ -160,7 +164,8 @@ class Movers:
             if loop.time() - since > 2 * LONGEST_PATIENCE:
                 patience = FIRST_PATIENCE
             patience = await self._replace(patience)
-            self._attend(self._attention)
+            self._attending = levels.Attention.IDLE  # so it begins
+            self._attend()
             await self._on_replaced()
             # Where it died of what it was just given, the next round sees that.
             self._whole = True
@@ -202,6 +207,8 @@ class Movers:
 
     async def stop(self) -> None:
         """Ends the mover in order, and the spare."""
+        if self._calming is not None:
+            self._calming.cancel()
         if self._spare is not None:
             await self._spare.kill()
             self._spare = None
@@ -210,14 +217,24 @@ class Movers:
             self._handle = None
 
     def attend(self, attention: Attention) -> None:
-        """Says how eagerly to look for bytes that come in."""
-        if attention is not self._attention:
-            self._attention = attention
-            self._attend(attention)
+        """Says how eagerly to look for bytes that come in: more so at once, less so when it has lasted."""
+        if attention is self._attention:
+            return
+        self._attention = attention
+        if LEVELS[attention] > self._attending:
+            self._attend()
+        elif self._calming is None:
+            self._calming = asyncio.get_running_loop().call_later(CALM, self._calm)
 
-    def _attend(self, attention: Attention) -> None:
-        if self._handle is not None:
-            self._handle.attend(LEVELS[attention])
+    def _calm(self) -> None:
+        self._calming = None
+        self._attend()
+
+    def _attend(self) -> None:
+        level = LEVELS[self._attention]
+        if self._handle is not None and level is not self._attending:
+            self._attending = level
+            self._handle.attend(level)
 
     def next_id(self) -> int:
         """A number for an inlet or an outlet, never used before."""

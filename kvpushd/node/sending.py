@@ -257,10 +257,10 @@ class SendingRoom:
 
     # --- what is said ------------------------------------------------------------------------------------
 
-    def _say(self, link: LinkId, item: peer_pb2.SenderItem) -> None:
+    def _say(self, link: LinkId, item: peer_pb2.SenderItem, *, hurry: bool = True) -> None:
         guest = self._by_name.get(link)
         if guest is not None:
-            guest.link.send(item)
+            guest.link.send(item, hurry=hurry)
 
     def _answer(self, say: SayReached) -> None:
         reached = say.reached
@@ -303,7 +303,7 @@ class SendingRoom:
                 said = peer_pb2.SenderItem(ended=ended)
             case PeerFenced():
                 said = peer_pb2.SenderItem(fenced=peer_pb2.SenderFenced(key=key, incarnation=incarnation))
-        self._say(item.link, said)
+        self._say(item.link, said, hurry=not isinstance(item, PeerMatched | PeerMoving))
 
 
 def _receiver_of(

@@ -19,7 +19,7 @@ from kvpush_client import event_wire, hello_wire, item_wire
 from kvpush_client._proto import engine_pb2, engine_pb2_grpc
 from kvpush_client.count import Count, Lost
 from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
-from kvpush_client.events import Rejected
+from kvpush_client.events import Matched, Rejected
 from kvpush_client.items import PROTOCOL, Advance, DescribePool, Identity, Item, Role, Welcome
 from kvpush_client.link import MAX_MESSAGE, QUIET
 from kvpush_client.wire import Malformed
@@ -27,6 +27,7 @@ from kvpushd.core import fingerprint
 from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unreachable, Unsupported
 from kvpushd.logs import Sparing
 from kvpushd.rpc import sockets, status
+from kvpushd.rpc.nudge import Nudge
 
 _TOKEN_BYTES = 32
 _BATCH = 512  # events in one message
@@ -48,7 +49,7 @@ class EngineSession:
         """Items that were not accepted."""
         self._most_events = most_events
         self._events: deque[DaemonEvent] = deque()
-        self._some = asyncio.Event()
+        self._nudge = Nudge()
         self._ended = asyncio.Event()
         self._error: KvpushError | None = None
 
@@ -62,14 +63,15 @@ class EngineSession:
         return len(self._events)
 
     def tell(self, event: DaemonEvent) -> None:
-        """Queues an event; never blocks. A client that does not read is cut off when too many wait."""
+        """Queues an event; never blocks; a Matched, which nobody waits for, for a moment, to go with others.
+        A client that does not read is cut off when too many wait."""
         if self._ended.is_set():
             return
         if len(self._events) >= self._most_events:
             self.end(OverLimit(f"{len(self._events)} events wait to be read: the session is cut off"))
             return
         self._events.append(event)
-        self._some.set()
+        self._nudge.soon() if isinstance(event, Matched) else self._nudge.now()
 
     def end(self, error: KvpushError | None = None) -> None:
         """Ends the stream, at once: with the error's status, or well. What is queued is dropped."""
@@ -80,10 +82,11 @@ class EngineSession:
 
     async def next_events(self) -> list[DaemonEvent]:
         """Waits for events; returns all that fit one message, in order."""
-        while not self._events:
-            self._some.clear()
-            await self._some.wait()
-        return [self._events.popleft() for _ in range(min(_BATCH, len(self._events)))]
+        await self._nudge.wait()
+        batch = [self._events.popleft() for _ in range(min(_BATCH, len(self._events)))]
+        if not self._events:
+            self._nudge.done()
+        return batch
 
     async def ended(self) -> None:
         """Waits until `end` was called; raises its error."""

@@ -17,6 +17,7 @@ import grpc.aio
 from kvpush_client._proto import peer_pb2
 from kvpush_client.count import Count, Lost
 from kvpushd.errors import Invalid, KvpushError, OverLimit, Unreachable
+from kvpushd.rpc.nudge import Nudge
 from kvpushd.rpc.terms import Terms
 
 # What gRPC reads at the end of a stream.
@@ -42,7 +43,7 @@ class Wire(Generic[Said, Heard]):
         self._pack: Callable[[Sequence[Said], int], Any] = pack
         self._queue: deque[tuple[Said, int]] = deque()
         self._queued_bytes = 0
-        self._wake = asyncio.Event()
+        self._nudge = Nudge()
         self._over: asyncio.Future[KvpushError] = asyncio.get_running_loop().create_future()
         self._heard_at = 0.0
         self._said = 0
@@ -53,8 +54,9 @@ class Wire(Generic[Said, Heard]):
         """Whether nothing will be carried any more."""
         return self._over.done()
 
-    def send(self, item: Said) -> None:
-        """Queues an item; never blocks. After the end nothing happens.
+    def send(self, item: Said, *, hurry: bool = True) -> None:
+        """Queues an item; never blocks. After the end nothing happens. One in no `hurry` waits a moment for
+        others to go with.
 
         Ends the wire if the peer does not take what is queued. Raises OverLimit if the item alone is
         larger than a message may be.
@@ -76,7 +78,7 @@ class Wire(Generic[Said, Heard]):
             return
         self._queue.append((item, size))
         self._queued_bytes += size
-        self._wake.set()
+        self._nudge.now() if hurry else self._nudge.soon()
 
     def end(self, error: KvpushError) -> None:
         """Makes `run` raise; the first error counts."""
@@ -157,7 +159,7 @@ class Wire(Generic[Said, Heard]):
         while True:
             try:
                 async with asyncio.timeout(every):
-                    await self._wake.wait()
+                    await self._nudge.wait()
             except TimeoutError:
                 batch = [self._beat()]
             else:
@@ -177,7 +179,7 @@ class Wire(Generic[Said, Heard]):
             room -= size
             batch.append(item)
         if not self._queue:
-            self._wake.clear()
+            self._nudge.done()
         return batch
 
     async def _watch(self) -> None:

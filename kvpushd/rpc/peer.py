@@ -48,12 +48,13 @@ class InLink:
         """Whether the link has not ended."""
         return not self._wire.ended
 
-    def send(self, item: peer_pb2.SenderItem) -> None:
-        """Queues an item; never blocks; does nothing once the link is down.
+    def send(self, item: peer_pb2.SenderItem, *, hurry: bool = True) -> None:
+        """Queues an item; never blocks; does nothing once the link is down. One in no `hurry` waits a moment
+        for others to go with.
 
         Raises OverLimit if the item alone is larger than a message may be.
         """
-        self._wire.send(item)
+        self._wire.send(item, hurry=hurry)
 
     def close(self, detail: str) -> None:
         """Gives the link up; what is queued is lost, and `on_down` follows."""
