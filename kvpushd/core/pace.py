@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 from kvpushd.core.words import SECOND, Instant
 
-HORIZON: Instant = 40_000_000
+HORIZON: Instant = 20_000_000
 """What is in flight should be worth so many nanoseconds: long against the way of a completion and the next
 post (1 to 2 ms on a busy machine), short against what a small transfer can bear to wait behind."""
 SAMPLE: Instant = 5_000_000
 """Nanoseconds that a sample of the rate covers at least. Ends are seen when a mover polls, several at once:
 the time from one to the next says nothing."""
 WEIGHT = 0.25
-"""Of the newest sample, in the running mean of the rate."""
+"""What is forgotten of all earlier samples with each new one."""
 LEAST_FLIGHT = 2 << 20
 """Bytes that may always be in flight."""
 FIRST_FLIGHT = 16 << 20
@@ -34,6 +34,10 @@ class Pace:
     _gathered: int = 0
     """Bytes that it has."""
     _last_end: Instant = 0
+    _bytes: float = 0.0
+    """Of all samples, the older the less."""
+    _time: float = 0.0
+    """Nanoseconds that these took."""
 
     @property
     def flight(self) -> int:
@@ -59,6 +63,8 @@ class Pace:
         took = self._last_end - self._begun
         if took < SAMPLE:
             return
-        sample = self._gathered * SECOND / took
-        self.rate += (sample - self.rate) * (WEIGHT if self.rate else 1.0)
+        self._bytes += self._gathered - self._bytes * WEIGHT
+        self._time += took - self._time * WEIGHT
+        # Not the mean of the samples' rates: where ends are seen late, and then soon, that is too high.
+        self.rate = self._bytes * SECOND / self._time
         self._begun, self._gathered = self._last_end, 0

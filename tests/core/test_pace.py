@@ -66,3 +66,13 @@ def test_ends_that_are_seen_together_do_not_make_a_link_look_fast() -> None:
         pace.ended(MIB, begun, begun + 10 * second)
         pace.ended(MIB, begun, begun + 10 * second + 1000)
     assert pace.rate == pytest.approx(2 * MIB * 100, rel=0.05)
+
+
+def test_ends_that_are_seen_late_and_then_soon_do_not_make_a_link_look_fast() -> None:
+    pace = Pace(256 * MIB, 64 * MIB)
+    second = SECOND // 1000
+    for begun in range(0, 1000 * second, 30 * second):
+        # 8 MiB each 15 ms, of which a busy mover sees every other one 9 ms late.
+        pace.ended(8 * MIB, begun, begun + 24 * second)
+        pace.ended(8 * MIB, begun, begun + 30 * second)
+    assert pace.rate == pytest.approx(16 * MIB * SECOND / (30 * second), rel=0.1)
