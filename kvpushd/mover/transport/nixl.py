@@ -17,23 +17,21 @@ import os
 import select
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.runs import Runs
 from kvpushd.errors import ConfigError, Invalid, TransportFailed
 from kvpushd.mover.transport.base import Completion, Region, Write
+from kvpushd.mover.transport.parts import PART_RUNS, parts_of, rows
 
 PACKAGES = ("nixl_cu13", "nixl_cu12")
 _DRAM = "DRAM"
 
-PART_RUNS = 2048
-"""Runs under way at a time to one outlet."""
 STREAK_SECONDS = 0.05
 """How long an outlet goes on without a pause, in which all that is under way has ended.
 
@@ -41,8 +39,8 @@ NIXL's progress goes on as long as there is more to take in. Where a receiver is
 does not come back while bytes come: two senders kept a mover from its commands, beats and fences for seconds.
 In a pause there is nothing to take in. The limit of runs is for those of a few KiB, which keep a receiver
 busy for much longer than their sender."""
-PIECE_BYTES = 1 << 20
-"""Longer runs are cut: over loopback TCP one put of 32 MiB took 1.5 times as long as 32 of 1 MiB."""
+SWEEP_SECONDS = 0.01
+"""After which inlets that did not ring are looked at too. Each costs 3 us, and there may be hundreds."""
 SLICE_SECONDS = 0.005
 """For which a poll goes on to begin what is next, where all ends at once."""
 
@@ -108,14 +106,19 @@ class NixlTransport:
             if name.startswith("nixl") and name.endswith("Error")
         )
         try:
-            self._sender = self._make_agent(agent)
+            self._sender, _ = self._make_agent(agent)
         except self._errors as error:
             raise ConfigError(
                 f"NIXL's UCX backend does not start ({error}): check UCX_TLS and UCX_NET_DEVICES"
             ) from error
         self._sources: dict[bytes, tuple[Region, Any]] = {}
         self._inlets: dict[int, _Inlet] = {}
+        self._rings: dict[int, int] = {}
+        """By descriptor: the inlet whose agent rings it."""
+        self._swept = 0.0
         self._outlets: dict[int, _Outlet] = {}
+        self._writing: dict[int, _Outlet] = {}
+        """Those with writes in flight."""
         self._in_flight = 0
         self._ended: list[Completion] = []
 
@@ -137,17 +140,22 @@ class NixlTransport:
         if inlet_id in self._inlets:
             raise Invalid(f"inlet {inlet_id} is open already: use another id")
         try:
-            inlet = _Inlet(self._make_agent(agent))
+            made, bells = self._make_agent(agent)
+            inlet = _Inlet(made)
             inlet.registrations.extend(self._register(inlet.agent, region) for region in pools)
             metadata: bytes = inlet.agent.get_agent_metadata()
         except self._errors as error:
             raise TransportFailed(f"NIXL can't make the receiving agent {agent}: {error}") from error
         self._inlets[inlet_id] = inlet
+        self._rings.update(dict.fromkeys(bells, inlet_id))
         return metadata
 
     def close_inlet(self, inlet_id: int) -> None:
         """Destroys the receiving agent, here and now: nothing else refers to it."""
         inlet = self._inlets.pop(inlet_id, None)
+        # Before its descriptors are closed, and others get their numbers.
+        for descriptor in [one for one, of in self._rings.items() if of == inlet_id]:
+            del self._rings[descriptor]
         del inlet
 
     def open_outlet(self, outlet_id: int, agent: str, metadata: bytes, pools: Sequence[Region]) -> None:
@@ -193,19 +201,22 @@ class NixlTransport:
         source = self._sources[write.source_pool][0].address
         target = outlet.addresses[write.target_pool]
         operation = "READ" if write.back else "WRITE"
-        outlet.writes[write.write_id] = _InFlight(source, target, operation, _parts(write.runs))
+        outlet.writes[write.write_id] = _InFlight(source, target, operation, parts_of(write.runs))
         self._in_flight += 1
+        self._writing[write.outlet_id] = outlet
         self._begin(outlet)
 
     def poll(self) -> list[Completion]:
         """Asks after each part that is under way, 3 us each, which is also what makes progress with them."""
         until = time.monotonic() + SLICE_SECONDS
-        for outlet_id, outlet in list(self._outlets.items()):
+        for outlet_id, outlet in list(self._writing.items()):
             # CMA copies as it begins: what was just begun has ended.
             while self._moved_on(outlet) and time.monotonic() < until:
                 continue
-            if outlet.closing:
-                self.close_outlet(outlet_id)
+            if not outlet.writes:
+                del self._writing[outlet_id]
+                if outlet.closing:
+                    self.close_outlet(outlet_id)
         done, self._ended = self._ended, []
         return done
 
@@ -215,15 +226,23 @@ class NixlTransport:
         return self._in_flight + len(self._ended)
 
     def progress(self) -> None:
-        """Lets each agent take in what has come, 3 us each."""
+        """Lets the agents that rang take in what has come; and from time to time the others, of which one may
+        be reached by a fabric that rings nothing."""
         self._sender.get_new_notifs()
-        for inlet in self._inlets.values():
-            inlet.agent.get_new_notifs()
+        now = time.monotonic()
+        inlets: Iterable[int] = self._inlets
+        if now - self._swept < SWEEP_SECONDS:
+            inlets = {self._rings[one] for one, _ in self._bell.poll(0) if one in self._rings}
+        else:
+            self._swept = now
+        for inlet_id in inlets:
+            self._inlets[inlet_id].agent.get_new_notifs()
 
     def close(self) -> None:
         """Destroys all agents, receiving ones first."""
         self._inlets.clear()
         self._outlets.clear()
+        self._writing.clear()
         self._sources.clear()
         del self._sender
         self._bell.close()
@@ -237,13 +256,15 @@ class NixlTransport:
         """
         return self._bell.fileno()
 
-    def _make_agent(self, name: str) -> Any:
-        before = _epolls()
+    def _make_agent(self, name: str) -> tuple[Any, list[int]]:
+        """An agent, and the descriptors that it rings."""
+        before = set(os.listdir("/proc/self/fd"))
         agent = self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
-        for descriptor in _epolls() - before:
+        bells = _epolls(set(os.listdir("/proc/self/fd")) - before)
+        for descriptor in bells:
             # It leaves by itself when the agent closes it.
             self._bell.register(descriptor, select.EPOLLIN)
-        return agent
+        return agent, bells
 
     def _moved_on(self, outlet: _Outlet) -> bool:
         """Whether some of what is under way to an outlet was found to have ended; begins what comes next."""
@@ -287,8 +308,8 @@ class NixlTransport:
         """
         runs = flight.parts.popleft()
         index = np.arange(len(runs.length), dtype=np.int32)
-        near_rows = _rows(runs.source + flight.source, runs.length)
-        far_rows = _rows(runs.target + flight.target, runs.length)
+        near_rows = rows(runs.source + flight.source, runs.length)
+        far_rows = rows(runs.target + flight.target, runs.length)
         made: list[Any] = []
         try:
             made.append(self._sender.prep_xfer_dlist("", near_rows, _DRAM))
@@ -344,40 +365,13 @@ def _package() -> Any:
     raise ConfigError(f"NIXL is not installed, expected one of {', '.join(PACKAGES)}: pip install nixl")
 
 
-def _epolls() -> set[int]:
-    """The process's epoll descriptors."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
+def _epolls(descriptors: Iterable[str]) -> list[int]:
+    """Those of some of the process's descriptors that are epoll's."""
+    found = []
+    for name in descriptors:
         try:
             if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                found.add(int(name))
+                found.append(int(name))
         except FileNotFoundError:
             continue  # the listing's own
     return found
-
-
-def _pieces(runs: Runs) -> Runs:
-    """The same bytes in runs of at most PIECE_BYTES."""
-    counts = -(-runs.length // PIECE_BYTES)
-    if counts.max() <= 1:
-        return runs
-    whole = np.repeat(np.arange(len(counts)), counts)
-    offset = (np.arange(len(whole)) - np.repeat(np.cumsum(counts) - counts, counts)) * PIECE_BYTES
-    length = np.minimum(runs.length[whole] - offset, PIECE_BYTES)
-    return Runs(runs.source[whole] + offset, runs.target[whole] + offset, length)
-
-
-def _parts(runs: Runs) -> deque[Runs]:
-    """Cuts a write into what is under way at a time."""
-    runs = _pieces(runs)
-    return deque(
-        Runs(runs.source[i : i + PART_RUNS], runs.target[i : i + PART_RUNS], runs.length[i : i + PART_RUNS])
-        for i in range(0, len(runs.length), PART_RUNS)
-    )
-
-
-def _rows(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
-    rows = np.zeros((len(lengths), 3), np.uint64)
-    rows[:, 0] = addresses
-    rows[:, 1] = lengths
-    return rows
