@@ -193,11 +193,13 @@ class Mover:
         mapping = map_memory(descriptor, layout.pool_bytes)
         region = Region(pool_id, mapping.address, mapping.nbytes)
         try:
-            self._outgoing.register(region)
+            for carrier in (self._outgoing, self._local):
+                carrier.register(region)
         except KvpushError:
+            # Who has not registered it has nothing to undo.
+            self._outgoing.deregister(pool_id)
             mapping.close()
             raise
-        self._local.register(region)
         self._pools[pool_id] = _Pool(mapping, layout)
         self._sparse.append(self._pools[pool_id])
 

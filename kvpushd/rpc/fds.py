@@ -90,7 +90,9 @@ class FdService:
             try:
                 async with asyncio.timeout(self._timeout):
                     await _readable(connection)
-                    self._answer(connection)
+                    answer = self._answer(connection)
+                    if answer is not None:
+                        await self._send(connection, answer)
             except TimeoutError:
                 self._sparing.warning("silent", "a connection to fd.sock said nothing", seconds=self._timeout)
             except OSError as error:
@@ -98,22 +100,24 @@ class FdService:
             finally:
                 self._slots.release()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _answer(self, connection: socket.socket) -> engine_pb2.PoolAnswer | None:
         data, fds, whole = _receive(connection)
         try:
             if not data and not fds:
-                return  # closed without a word
-            answer = engine_pb2.PoolAnswer(pool_id=self._take(connection, data, fds, whole))
+                return None  # closed without a word
+            return engine_pb2.PoolAnswer(pool_id=self._take(connection, data, fds, whole))
         except KvpushError as error:
             self._rejected(error)
             self._sparing.warning(error.reason.name, "offer refused", fault=str(error.fault()))
-            refusal = engine_pb2.PoolAnswer(fault=wire.fault_to_wire(error.fault()))
-            connection.send(refusal.SerializeToString())
-            return
+            return engine_pb2.PoolAnswer(fault=wire.fault_to_wire(error.fault()))
         finally:
             for fd in fds:
                 os.close(fd)
-        socket.send_fds(connection, [answer.SerializeToString()], [self._lifeline])
+
+    async def _send(self, connection: socket.socket, answer: engine_pb2.PoolAnswer) -> None:
+        """Answers; who is not refused gets the lifeline too. Raises OSError."""
+        lifeline = [] if answer.HasField("fault") else [self._lifeline]
+        socket.send_fds(connection, [answer.SerializeToString()], lifeline)
 
     def _take(self, connection: socket.socket, data: bytes, fds: list[int], whole: bool) -> bytes:
         """The pool's id, or nothing for a scheduler. What the desk took is removed from `fds`."""

@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from kvpush_client._proto import engine_pb2
 from kvpushd.__main__ import main
 from kvpushd.daemon import Parts, run
 from kvpushd.errors import Unreachable
@@ -74,7 +75,8 @@ class FaultyLinks(Links):
 
 
 class FaultyFdService(FdService):
-    """Offers that pass "fds.*": one that is lost, or fails, closes its connection without an answer."""
+    """Offers that pass "fds.recv.PoolOffer" and answers that pass "fds.send.PoolAnswer": one that is lost, or
+    fails, closes its connection without an answer."""
 
     def __init__(self, points: Points, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -92,6 +94,16 @@ class FaultyFdService(FdService):
             self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
         connection.close()
         self._slots.release()
+
+    async def _send(self, connection: socket.socket, answer: engine_pb2.PoolAnswer) -> None:
+        rule = self._points.strikes("fds.send.PoolAnswer", "before")
+        try:
+            if rule is not None:
+                await self._points.endure(rule)
+        except Broken as error:
+            raise OSError(str(error)) from error
+        if rule is None or rule.act is not Act.DROP:
+            await super()._send(connection, answer)
 
 
 class FaultyAdminService(AdminService):

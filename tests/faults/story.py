@@ -39,9 +39,9 @@ SETTINGS = {
     "connect_timeout": 3.0,
     "drain_timeout": 5.0,
 }
-HANGS = {"peer": 4.0, "session": 1.0, "mover": 6.0, "nixl": 6.0}
-"""Seconds that a hang lasts: longer than the patience of whoever watches over a link, or a mover. Nobody does
-over a session whose other end lives."""
+HANGS = {"peer": 4.0, "session": 1.0, "mover": 6.0, "nixl": 6.0, "local": 6.0, "fds": 6.0}
+"""Seconds that a hang lasts: longer than the patience of whoever watches over a link or a mover, or waits for an
+answer of fd.sock. Nobody watches over a session whose other end lives."""
 IDS = range(8)
 END = len(IDS) * BLOCK
 
@@ -62,10 +62,11 @@ class Pair:
     def story(self, rule: Rule) -> tuple[Ends, Ends]:
         """Two engines come, send once, send again, are told to stop, and go; the rule strikes on the way.
 
+        They share a node where the rule strikes what carries within one.
         Returns how the first transfer ended, and how the second, which D cancels while bytes are under way.
         """
         # So that a write is still under way when D cancels.
-        slow = Rule("nixl.completion", Act.DELAY, times=None, seconds=0.3, node="p")
+        slow = Rule("*.completion", Act.DELAY, times=None, seconds=0.3, node="p")
         broken = Rule("peer.send.Beat", Act.FAIL, node="d")
         again = [broken] if rule.point.endswith("PeerHello") and self.d.status().held.links else []
         self.board.set([*again, rule, slow])
@@ -73,8 +74,8 @@ class Pair:
             eventually(partial(self.struck, one))
         if rule.point.endswith("MoverReady"):
             os.kill(self.p.mover_pid, signal.SIGKILL)
-        with ExitStack() as stack, self._lifted(rule):
-            p, d = (self._engine(stack, node) for node in (self.p, self.d))
+        with ExitStack() as stack, self._lifted(rule, slow):
+            p, d = self._engines(stack, rule)
             # A mover that says nothing as it starts is given up after 30 s.
             eventually(lambda: p.ready() and d.ready(), timeout=60)
             first = self._first(p, d)
@@ -94,25 +95,32 @@ class Pair:
         """Whether it has."""
         return any(firing.rule == rule.id for firing in self.board.record)
 
-    def works(self) -> None:
-        """New engines' KV moves: at the second try, where a mover that still owed an answer was replaced."""
+    def works(self, rule: Rule) -> None:
+        """After that, new engines' KV moves. At the second try where the first shows what nobody had noticed:
+        that a mover still owed an answer, and is replaced, or that a message on a link was lost."""
         with ExitStack() as stack:
-            p, d = (self._engine(stack, node) for node in (self.p, self.d))
+            p, d = self._engines(stack, rule)
             eventually(lambda: p.ready() and d.ready())
-            died = self._restarts()
+            before = self._replaced()
             try:
                 transfer(p, d)
             except AssertionError:
-                eventually(self._restarts, lambda restarts: restarts > died)
+                eventually(self._replaced, lambda replaced: replaced > before)
                 eventually(lambda: all(node.http("/readyz")[0] == 200 for node in (self.p, self.d)))
                 eventually(lambda: p.ready() and d.ready())
                 transfer(p, d)
         for node in (self.p, self.d):
             eventually(partial(self._left, node), lambda left: not left)
 
-    def _restarts(self) -> int:
-        """Of both nodes' movers."""
-        return sum(mover.restarts for node in (self.p, self.d) for mover in node.status().movers)
+    def _replaced(self) -> float:
+        """How many movers and links of both nodes had to be, so far."""
+        nodes = (self.p, self.d)
+        movers = sum(mover.restarts for node in nodes for mover in node.status().movers)
+        return movers + sum(node.metric("kvpush_links_down_total") for node in nodes)
+
+    def _engines(self, stack: ExitStack, rule: Rule) -> tuple[Engine, Engine]:
+        other = self.p if rule.point.startswith("local.") else self.d
+        return self._engine(stack, self.p), self._engine(stack, other)
 
     def _left(self, node: Node) -> object:
         try:
@@ -127,8 +135,8 @@ class Pair:
         return engine
 
     @contextmanager
-    def _lifted(self, rule: Rule) -> Iterator[None]:
-        """Takes a hang away, some time after it has struck."""
+    def _lifted(self, rule: Rule, slow: Rule) -> Iterator[None]:
+        """Takes a hang away, some time after it has struck; what is slow stays so."""
         over = threading.Event()
 
         def lift() -> None:
@@ -136,7 +144,7 @@ class Pair:
                 if over.wait(0.01):
                     return
             if not over.wait(HANGS[rule.point.partition(".")[0]]):
-                self.board.clear()
+                self.board.set([slow])
 
         thread = threading.Thread(target=lift)
         if rule.act is Act.HANG:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from mover_kit import BLOCK_SIZE, cells, layout, pool
 from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Reason
 from kvpushd.core.layout import Blocks
-from kvpushd.errors import Invalid
+from kvpushd.errors import Invalid, TransportFailed
 from kvpushd.mover import blocks
 from kvpushd.mover.mover import Mover
+from kvpushd.mover.transport.base import Region
 from kvpushd.mover.transport.fake import FakeFabric, FakeTransport
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.rpc import wire
@@ -124,6 +126,25 @@ def test_a_pool_whose_descriptor_did_not_come_or_is_too_short_is_refused(mover: 
         command = mover_pb2.MapPool(pool_id=b"a", layout=wire.layout_to_wire(CUT))
         (report,) = do(mover, descriptor, map_pool=command)
         assert report.pool_mapped.fault.reason == Reason.BAD_MEMORY
+
+
+class Unwilling(LocalCarrier):
+    """Takes no pool."""
+
+    def register(self, region: Region) -> None:
+        raise TransportFailed("no")
+
+
+def test_a_pool_that_one_of_two_carriers_refuses_is_held_by_neither_and_can_be_offered_again() -> None:
+    fabric = FakeTransport(FakeFabric())
+    mover, made = Mover(Unwilling(), fabric), pool(CUT)
+    command = mover_pb2.MapPool(pool_id=b"a", layout=wire.layout_to_wire(CUT))
+    for _ in range(2):
+        (report,) = do(mover, os.dup(made.fd), map_pool=command)
+        assert report.pool_mapped.fault.reason == Reason.TRANSPORT_FAILED
+    assert "memfd:test" in Path("/proc/self/maps").read_text()
+    made.close()
+    assert "memfd:test" not in Path("/proc/self/maps").read_text()
 
 
 def test_a_command_of_another_version_is_an_error(mover: Mover) -> None:
