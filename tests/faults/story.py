@@ -40,8 +40,8 @@ SETTINGS = {
     "drain_timeout": 5.0,
 }
 HANGS = {"peer": 4.0, "session": 1.0, "mover": 6.0, "nixl": 6.0, "local": 6.0, "fds": 6.0}
-"""Seconds that a hang lasts: longer than whoever watches over a link or a mover has patience, or who waits for an
-answer of fd.sock. Nobody watches over a session whose other end lives."""
+"""Seconds that a hang lasts: longer than the patience of whoever watches over a link or a mover, or than an
+answer of fd.sock may take. Nobody watches over a session whose other end lives."""
 IDS = range(8)
 END = len(IDS) * BLOCK
 

@@ -34,7 +34,8 @@ MOVERS = {
 }
 ENDS = {
     "peer": {Reason.PEER_UNREACHABLE, Reason.EXPIRED},
-    "session": {Reason.PEER_UNREACHABLE, Reason.ENGINE_GONE, Reason.EXPIRED},
+    # Who asks for an engine between its leaving and its coming back is told that there is none.
+    "session": {Reason.PEER_UNREACHABLE, Reason.ENGINE_GONE, Reason.NO_SUCH_ENGINE, Reason.EXPIRED},
     "mover": MOVERS,
     # What a call that was not made should have opened is refused by name.
     "nixl": MOVERS | {Reason.INVALID},
