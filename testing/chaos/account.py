@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testing.chaos.scenario import Blow, Scenario, Strike, Whom
+from testing.chaos.scenario import GIVEN_UP, Blow, Scenario, Strike, Whom
 
 PATIENCE = 1.0
 """Seconds that a request may take to end after its lease."""
@@ -81,8 +81,8 @@ class Played:
         return wrong
 
     def late(self, lease: float) -> list[End]:
-        """Requests that took longer than their lease."""
-        return [end for end in self.ends if end.seconds > lease + PATIENCE]
+        """Requests that took longer than their lease, or than an engine that stands still is waited for."""
+        return [end for end in self.ends if end.seconds > max(lease, self.scenario.silence) + PATIENCE]
 
     def record(self, lease: float) -> dict[str, Any]:
         """For the report."""
@@ -153,8 +153,12 @@ class Account:
             told = f"{worst(values):.3f}" if values else "not measured"
             rows.append((name, promise, told, str(len(values))))
 
-        ends = [end.seconds for one in self.played for end in one.ends]
-        row("longest end of a request, s after the fault", f"{self.lease + PATIENCE:g}", ends)
+        brisk, silent = (
+            [end.seconds for one in self.played if bool(one.scenario.silence) is still for end in one.ends]
+            for still in (False, True)
+        )
+        row("longest end of a request, s after the fault", f"{self.lease + PATIENCE:g}", brisk)
+        row("the same, where an engine stood still", f"{GIVEN_UP + PATIENCE:g}", silent)
         row("longest quarantine, s after the fault", "counted", [one.quarantine for one in self.played])
         row("the other side heard of a death, s", f"{VISIBLE:g}", [one.said for one in timed])
         row("registered again, s after the daemon's start", f"{REGISTERED:g}", [o.registered for o in timed])

@@ -191,7 +191,7 @@ class _Turn:
         requests = [(legs.sender, legs.p), (D, legs.d), *held.others]
         open_requests = [(name, request) for name, request in requests if request is not None]
         last = max(self._blows.at)
-        deadline = last + ENDS
+        deadline = last + ENDS + self._scenario.silence
         other = self._other_side()
         while True:
             for undone in self._blows.undo_due():
@@ -232,7 +232,7 @@ class _Turn:
             self._played.ends.append(End(name, time.monotonic() - last, "never"))
             self._played.troubles.append(f"a request of {name} never ended")
             return
-        base = max(last, legs.sent.get(name, 0.0))
+        base = max(last, legs.sent.get(name, 0.0), self._blows.woken.get(name, 0.0))
         took = max(0.0, output.t_last - base)
         self._played.ends.append(End(name, took, output.finish_reason, output.external_cached_tokens or 0))
         if request not in (legs.p, legs.d):

@@ -44,6 +44,8 @@ class Blows:
         self._ended: dict[Whom, int] = {}
         """By who was killed or told to end: the process, 0 for an engine's."""
         self._awaited: dict[str, Point] = {}
+        self.woken: dict[str, float] = {}
+        """Engines that stood still: since when they do not, CLOCK_MONOTONIC."""
 
     def strike(self, fault: Fault) -> None:
         """Carries one out; returns once it shows."""
@@ -88,7 +90,7 @@ class Blows:
             engine = self._stage.engines[ENGINES[whom]]
             engine.kill(number)
             if strike.blow is Blow.STOP:
-                self._undo_later(strike, lambda: engine.kill(signal.SIGCONT))
+                self._undo_later(strike, lambda: self._wake(ENGINES[whom]))
             return
         pid = self._stage.pid(whom)
         if strike.blow is not Blow.STOP:
@@ -99,6 +101,10 @@ class Blows:
         if strike.blow is Blow.STOP:
             wait_for(f"{whom.value} stands still", lambda: state(pid) in ("T", "", "Z"), SEEN)
             self._undo_later(strike, lambda: go_on(pid))
+
+    def _wake(self, name: str) -> None:
+        self._stage.engines[name].kill(signal.SIGCONT)
+        self.woken[name] = time.monotonic()
 
     def _undo_later(self, strike: Strike, undo: Callable[[], None]) -> None:
         self._undo.append((time.monotonic() + strike.seconds, f"{strike.whom.value} goes on", undo))

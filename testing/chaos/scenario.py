@@ -151,6 +151,14 @@ class Scenario:
         node that is watched takes the time, and idle ranks of vLLM's spin until others hardly get to run."""
         return len(self.faults) == 1 and not self.beside and self.cast is not Cast.RANKS
 
+    @property
+    def silence(self) -> float:
+        """Seconds for which whoever waits for an engine may have to, as that stands still; 0 where none does
+        for so long that it is given up."""
+        engines = (Whom.P_ENGINE, Whom.D_ENGINE)
+        stops = [s.seconds for s in self.strikes if s.whom in engines and s.blow is Blow.STOP]
+        return GIVEN_UP if any(seconds > GIVEN_UP for seconds in stops) else 0.0
+
     def hits(self, whom: Whom, *blows: Blow) -> bool:
         """Whether somebody is hit, in one of these ways if any are named."""
         return any(strike.whom is whom and (not blows or strike.blow in blows) for strike in self.strikes)
@@ -162,6 +170,8 @@ class Scenario:
 
 SHORT, LONG = 0.5, 4.0
 """Seconds of a stop or a cut that nobody need notice, and of one that is longer than every silence."""
+GIVEN_UP, LONGEST = 30.0, 40.0
+"""Seconds after which an engine that stands still counts as dead, and of a stop that is longer."""
 
 
 def catalogue(points: Iterable[tuple[Phase, Point]] = ()) -> list[Scenario]:
@@ -174,6 +184,9 @@ def catalogue(points: Iterable[tuple[Phase, Point]] = ()) -> list[Scenario]:
         found.append((Cast.PAIR, phase, Strike(whom, blow, 2.0 if engine else SHORT)))
         if blow is Blow.STOP and not engine:
             found.append((Cast.PAIR, phase, Strike(whom, blow, LONG)))
+    for whom in (Whom.P_ENGINE, Whom.D_ENGINE):
+        for phase in (Phase.QUEUED, Phase.BETWEEN, Phase.POSTING):
+            found.append((Cast.PAIR, phase, Strike(whom, Blow.STOP, LONGEST)))
     for phase, seconds in itertools.product(Phase, (SHORT, LONG)):
         found.append((Cast.PAIR, phase, Cut(seconds)))
     routed = (Phase.QUEUED, Phase.BETWEEN, Phase.POSTING, Phase.SEALED, Phase.LANDED)
@@ -235,7 +248,7 @@ def _kind(scenario: Scenario) -> str:
 
 def _pairs(chance: random.Random, single: Sequence[Scenario], count: int, number: int) -> Iterator[Scenario]:
     """Two faults that do not hit the same process, in a phase of the first."""
-    of_pair = [one for one in single if one.cast is Cast.PAIR]
+    of_pair = [one for one in single if one.cast is Cast.PAIR and not one.silence]
     while count > 0:
         first, second = chance.sample(of_pair, 2)
         if _target(first.faults[0]) == _target(second.faults[0]):

@@ -50,6 +50,11 @@ def test_a_long_run_pulls_the_cable_in_every_phase_and_pairs_faults():
     assert sum(len(one.faults) == 2 for one in scenarios) >= ALL // 5
 
 
+def test_a_long_run_has_both_engines_stand_still_for_longer_than_they_are_waited_for():
+    stops = {s.whom for one in draw(ALL, 11, POINTS) if one.silence for s in one.strikes}
+    assert stops == {Whom.P_ENGINE, Whom.D_ENGINE}
+
+
 def test_two_faults_of_a_scenario_never_hit_the_same_process():
     for one in draw(500, 5, POINTS):
         hit = [fault.whom for fault in one.strikes]
