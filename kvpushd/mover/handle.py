@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -60,7 +61,7 @@ class MoverHandle:
         self._grace: asyncio.TimerHandle | None = None
         self._calls: dict[_Key, asyncio.Future[mover_pb2.MoverReport]] = {}
         self._asked: dict[_Key, float] = {}
-        self._writes: dict[int, tuple[Ended, float]] = {}
+        self._writes: dict[int, tuple[Ended, float, int]] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ready.add_done_callback(lambda ready: ready.exception())  # not everybody awaits it
         self._died: asyncio.Future[Fault] = self._loop.create_future()
@@ -157,8 +158,13 @@ class MoverHandle:
         for (kind, _), since in self._asked.items():
             if now - since > (write_patience if kind == "pool_unmapped" else patience):
                 return kind
-        since = next((since for _, since in self._writes.values()), now)
-        return "write_ended" if now - since > write_patience else None
+        return "write_ended" if self.silent_outlets(write_patience) else None
+
+    def silent_outlets(self, patience: float) -> list[int]:
+        """Where writes go of which the mover has not said within `patience` seconds what became of them."""
+        since = self._loop.time() - patience
+        found = takewhile(lambda write: write[1] < since, self._writes.values())
+        return list(dict.fromkeys(outlet_id for _, _, outlet_id in found))
 
     @property
     def died(self) -> asyncio.Future[Fault]:
@@ -196,9 +202,10 @@ class MoverHandle:
             command.pools.append(mover_pb2.OutletPool(pool_id=pool.pool_id, base=pool.base, layout=layout))
         await self._ask(("outlet_opened", outlet_id), mover_pb2.MoverCommand(open_outlet=command))
 
-    def close_outlet(self, outlet_id: int) -> None:
-        """Forgets it, once its last write has ended; what is posted to it later is refused."""
-        self._send(mover_pb2.MoverCommand(close_outlet=mover_pb2.CloseOutlet(outlet_id=outlet_id)))
+    def close_outlet(self, outlet_id: int, *, now: bool = False) -> None:
+        """Forgets it, once its last write has ended, or `now`: then they end with a fault. What is posted to
+        it later is refused."""
+        self._send(mover_pb2.MoverCommand(close_outlet=mover_pb2.CloseOutlet(outlet_id=outlet_id, now=now)))
 
     def post(
         self,
@@ -219,7 +226,7 @@ class MoverHandle:
         """
         if write in self._writes:
             raise ValueError(f"write {write} is in flight: ids are used once")
-        self._writes[write] = (ended, self._loop.time())
+        self._writes[write] = (ended, self._loop.time(), outlet_id)
         command = mover_pb2.PostWrite(
             write_id=write,
             source_pool=source_pool,

@@ -135,7 +135,7 @@ class Mover:
             case "open_outlet":
                 return [self._open_outlet(command.open_outlet)]
             case "close_outlet":
-                self._close_outlet(command.close_outlet.outlet_id)
+                self._close_outlet(command.close_outlet)
                 return []
             case "post_write":
                 return self._post(command.post_write)
@@ -277,11 +277,14 @@ class Mover:
             answer.fault.CopyFrom(wire.fault_to_wire(error.fault()))
         return mover_pb2.MoverReport(outlet_opened=answer)
 
-    def _close_outlet(self, outlet_id: int) -> None:
-        self._outlets.pop(outlet_id, None)
-        for lane in [lane for lane in self._planners if lane[1] == outlet_id]:
+    def _close_outlet(self, command: mover_pb2.CloseOutlet) -> None:
+        self._outlets.pop(command.outlet_id, None)
+        for lane in [lane for lane in self._planners if lane[1] == command.outlet_id]:
             del self._planners[lane]
-        self._transport.close_outlet(outlet_id)
+        if command.now:
+            self._transport.cut_outlet(command.outlet_id)
+        else:
+            self._transport.close_outlet(command.outlet_id)
 
     def _post(self, command: mover_pb2.PostWrite) -> Reports:
         if command.write_id in self._writes:

@@ -60,9 +60,9 @@ class Movers:
         """`settings` are asked for at each start of a process, by its number: an agent's name is used once.
         `on_died` is called as soon as a mover is reaped, `on_replaced` once the next one is ready. A mover
         that does not beat for `silence` seconds counts as stuck; it beats each second. So does one that has
-        not answered a call by then, or has said nothing of a write for `write_patience` seconds: nothing else
-        ends such a write. A spare that is to begin has `silence` seconds for it. `start` makes the
-        processes."""
+        not answered a call by then. Where nothing was said of a write for `write_patience` seconds, its way
+        is cut, since nothing else ends it; a mover that says nothing then either counts as stuck. A spare
+        that is to begin has `silence` seconds for it. `start` makes the processes."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
@@ -186,6 +186,7 @@ class Movers:
 
     async def _end_of(self, handle: MoverHandle) -> Fault:
         loop = asyncio.get_running_loop()
+        cut: set[int] = set()
         while True:
             due = loop.time() + LOOK
             done, _ = await asyncio.wait({handle.died}, timeout=LOOK)
@@ -195,6 +196,10 @@ class Movers:
             if loop.time() - due > LOOK:
                 # This process stood still (a stopped VM, a debugger): beats may wait in the link, unread.
                 continue
+            for outlet_id in set(handle.silent_outlets(self._write_patience)) - cut:
+                self._log.error("nothing is heard of a write: its way is cut", outlet=outlet_id)
+                handle.close_outlet(outlet_id, now=True)
+                cut.add(outlet_id)
             if (why := self._stuck(handle, loop.time())) is not None:
                 self._log.error("mover is stuck: killed", pid=handle.pid, why=why)
                 await handle.kill()
@@ -202,7 +207,7 @@ class Movers:
     def _stuck(self, handle: MoverHandle, now: float) -> str | None:
         if now - handle.last_beat > self._silence:
             return f"silent for {self._silence:g} s"
-        missing = handle.overdue(self._silence, self._write_patience)
+        missing = handle.overdue(self._silence, self._write_patience + self._silence)
         return None if missing is None else f"it beats, and says no {missing}"
 
     async def stop(self) -> None:

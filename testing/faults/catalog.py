@@ -19,7 +19,8 @@ from testing.faults.rules import Act, Rule
 CLIENT, DAEMON, MOVER = "client", "daemon", "mover"
 
 CARRIER_CALLS = ("register", "deregister", "post", "poll")
-TRANSPORT_CALLS = (*CARRIER_CALLS, "open_inlet", "close_inlet", "open_outlet", "close_outlet", "progress")
+WAY_CALLS = ("open_inlet", "close_inlet", "open_outlet", "close_outlet", "cut_outlet")
+TRANSPORT_CALLS = (*CARRIER_CALLS, *WAY_CALLS, "progress")
 COMPLETION = "completion"
 
 

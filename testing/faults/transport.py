@@ -45,7 +45,10 @@ class FaultyCarrier:
         self._done: Lane[Completion] = Lane()
         self._ended: list[Completion] = []
         self._late: list[_Late] = []
-        self._lost: set[int] = set()
+        self._lost: dict[int, int] = {}
+        """Writes that never end, and their outlets."""
+        self._outlets: dict[int, int] = {}
+        """Of writes whose completion has not been given out."""
         self._doubled: dict[int, Completion | None] = {}
 
     @property
@@ -63,16 +66,17 @@ class FaultyCarrier:
 
     def post(self, write: Write) -> None:
         """As the inner carrier. What fails ends by `poll`; what is dropped never ends."""
+        self._outlets[write.write_id] = write.outlet_id
         rule = self._points.strikes(f"{self._family}.post", "before")
         try:
             self._suffer(rule)
         except Broken as error:
             self._ended.append(Completion(write.write_id, Fault(Reason.TRANSPORT_FAILED, str(error))))
             return
-        self._lost.add(write.write_id)
+        self._lost[write.write_id] = write.outlet_id
         for passed in self._posts.passes(write, rule, self._twin):
             self._inner.post(passed)
-            self._lost.discard(passed.write_id)
+            self._lost.pop(passed.write_id, None)
         after = self._points.strikes(f"{self._family}.post", "after")
         try:
             self._suffer(after)
@@ -116,8 +120,10 @@ class FaultyCarrier:
             return [Completion(write_id, Fault(Reason.TRANSPORT_FAILED, str(error)))]
         passed = list(self._done.passes(completion, rule, lambda twice: twice))
         if not passed:
-            self._lost.add(write_id)
-        self._lost.difference_update(one.write_id for one in passed)
+            self._lost[write_id] = self._outlets[write_id]
+        for one in passed:
+            self._lost.pop(one.write_id, None)
+            self._outlets.pop(one.write_id, None)
         return passed
 
     @property
@@ -191,6 +197,17 @@ class FaultyTransport(FaultyCarrier):
     def close_outlet(self, outlet_id: int) -> None:
         """As the inner transport."""
         self._quietly("close_outlet", lambda: self._ways.close_outlet(outlet_id))
+
+    def cut_outlet(self, outlet_id: int) -> None:
+        """As the inner transport; what was lost on that way ends too."""
+        self._quietly("cut_outlet", lambda: self._cut(outlet_id))
+
+    def _cut(self, outlet_id: int) -> None:
+        self._ways.cut_outlet(outlet_id)
+        fault = Fault(Reason.TRANSPORT_FAILED, f"a fault of a test: a write to outlet {outlet_id} was lost")
+        for write_id in [write for write, outlet in self._lost.items() if outlet == outlet_id]:
+            del self._lost[write_id]
+            self._ended.append(Completion(write_id, fault))
 
     def progress(self) -> None:
         """As the inner transport."""

@@ -68,8 +68,11 @@ class Pair:
         # So that a write is still under way when D cancels.
         slow = Rule("*.completion", Act.DELAY, times=None, seconds=0.3, node="p")
         broken = Rule("peer.send.Beat", Act.FAIL, node="d")
+        # Only the way of a write that nothing is heard of is cut.
+        lost = Rule("nixl.completion", Act.DROP, node="p")
+        silent = [lost] if rule.point.endswith("cut_outlet") else []
         again = [broken] if rule.point.endswith("PeerHello") and self.d.status().held.links else []
-        self.board.set([*again, rule, slow])
+        self.board.set([*again, *silent, rule, slow])
         for one in again:
             eventually(partial(self.struck, one))
         if rule.point.endswith("MoverReady"):

@@ -64,7 +64,10 @@ class Case:
         """Whether nothing may come of it."""
         # A second hello is no message that is said twice, but another one; and a mover that tells of a write
         # which is not under way is taken for one that is out of its mind.
+        # And where a way is cut, something was wrong before.
         counts = self.point.name.endswith(("Hello", "WriteEnded"))
+        if self.point.name.endswith("cut_outlet"):
+            return False
         # A pool that could not be handed over is offered again, until it is.
         again = self.family == "fds"
         return again or self.act is Act.DELAY or (self.act is Act.REPEAT and not counts)

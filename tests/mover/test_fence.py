@@ -9,16 +9,19 @@ import signal
 
 import numpy as np
 import pytest
-from mover_kit import cells, layout, movers, soon, way
+from mover_kit import cells, layout, movers, pool, soon, way
 
 from kvpush_client.events import Reason
 from kvpushd.core.events import WriteEnded
+from kvpushd.mover.handle import OutletPool
 from kvpushd.mover.transport.fake import FakeFabric
 
 pytestmark = pytest.mark.nixl
 
 CUT = layout(blocks=1024, cell_bytes=4096)
 EVERY = list(range(CUT.blocks))
+FAR = 1 << 20
+STALE = 0xEE
 TLS = pytest.mark.parametrize("tls", ["tcp,self", "^cma,knem,xpmem"])
 
 
@@ -43,6 +46,34 @@ def test_nothing_lands_from_a_sender_that_was_stopped_before_the_fence_and_conti
             assert not cells(it.target, CUT).any()
             # A byte that came to where a pool was mapped would have killed it.
             await soon(it.receiver.unmap_pool(b"target"))
+
+    asyncio.run(scene())
+
+
+@TLS
+def test_a_way_that_is_cut_ends_its_writes_nothing_reads_their_source_and_other_ways_go_on(tls: str) -> None:
+    async def scene() -> None:
+        fabric = FakeFabric()
+        async with way("nixl", CUT, ucx_tls=tls) as it, movers("nixl", 1, fabric, ucx_tls=tls) as (other,):
+            await soon(other.map_pool(b"far", (far := pool(CUT)).fd, CUT))
+            inlet, bases = await soon(other.open_inlet(FAR, [b"far"], f"{id(it):x}-far"))
+            await soon(it.sender.open_outlet(FAR, inlet, [OutletPool(b"far", bases[0], CUT)]))
+            writes = await it.flood()
+            os.kill(it.receiver.pid, signal.SIGSTOP)
+            beside = it.post(EVERY, EVERY, outlet_id=FAR, target_pool=b"far")
+            it.sender.close_outlet(it.outlet, now=True)
+            ends = await soon(asyncio.gather(*writes))
+            assert {ended.fault.reason for ended in ends if ended.fault} == {Reason.TRANSPORT_FAILED}
+            assert (await soon(beside)).fault is None
+            assert np.array_equal(cells(far, CUT), cells(it.source, CUT))
+            await soon(other.close_inlet(FAR))
+            it.source.view[:] = bytes([STALE]) * CUT.pool_bytes  # the engine's: it uses its blocks again
+            os.kill(it.receiver.pid, signal.SIGCONT)
+            # What the receiver takes in after that has been taken in: another way's only write.
+            it.outlet = await it.connect()
+            assert (await it.write([0], [0])).fault is None
+            assert not (cells(it.target, CUT)[:, 1:] == STALE).all(axis=2).any()
+            assert (cells(it.target, CUT)[:, 0] == STALE).all()
 
     asyncio.run(scene())
 

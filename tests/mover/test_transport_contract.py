@@ -252,6 +252,22 @@ def test_writes_that_hang_end_when_the_link_is_back() -> None:
     asyncio.run(scene())
 
 
+def test_a_way_that_is_cut_ends_its_writes_and_another_to_the_same_pool_takes_the_next() -> None:
+    async def scene() -> None:
+        async with way("fake") as it:
+            it.fabric.hang()
+            write = it.post([1], [1])
+            it.sender.close_outlet(it.outlet, now=True)
+            ended = await soon(write)
+            assert ended.fault is not None
+            assert ended.fault.reason is Reason.TRANSPORT_FAILED
+            it.fabric.go_on()
+            assert (await it.write([2], [2], outlet_id=await it.connect())).fault is None
+            assert not cells(it.target, it.cut)[:, 1].any()
+
+    asyncio.run(scene())
+
+
 def test_a_failed_write_and_a_cut_agent_end_with_a_fault_each() -> None:
     async def scene() -> None:
         async with way("fake") as it:

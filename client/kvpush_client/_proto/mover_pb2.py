@@ -25,15 +25,15 @@ _sym_db = _symbol_database.Default()
 from kvpush_client._proto import types_pb2 as kvpush_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvpush/v1/mover.proto\x12\tkvpush.v1\x1a\x15kvpush/v1/types.proto\"\x9c\x03\n\x0cMoverCommand\x12&\n\x08map_pool\x18\x01 \x01(\x0b\x32\x12.kvpush.v1.MapPoolH\x00\x12*\n\nunmap_pool\x18\x02 \x01(\x0b\x32\x14.kvpush.v1.UnmapPoolH\x00\x12*\n\nopen_inlet\x18\x03 \x01(\x0b\x32\x14.kvpush.v1.OpenInletH\x00\x12,\n\x0b\x63lose_inlet\x18\x04 \x01(\x0b\x32\x15.kvpush.v1.CloseInletH\x00\x12,\n\x0bopen_outlet\x18\x05 \x01(\x0b\x32\x15.kvpush.v1.OpenOutletH\x00\x12.\n\x0c\x63lose_outlet\x18\x06 \x01(\x0b\x32\x16.kvpush.v1.CloseOutletH\x00\x12*\n\npost_write\x18\x07 \x01(\x0b\x32\x14.kvpush.v1.PostWriteH\x00\x12#\n\x06\x61ttend\x18\x08 \x01(\x0b\x32\x11.kvpush.v1.AttendH\x00\x12$\n\x04stop\x18\t \x01(\x0b\x32\x14.kvpush.v1.StopMoverH\x00\x42\t\n\x07\x63ommand\"\x85\x03\n\x0bMoverReport\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.kvpush.v1.MoverReadyH\x00\x12,\n\x0bpool_mapped\x18\x02 \x01(\x0b\x32\x15.kvpush.v1.PoolMappedH\x00\x12\x30\n\rpool_unmapped\x18\x03 \x01(\x0b\x32\x17.kvpush.v1.PoolUnmappedH\x00\x12.\n\x0cinlet_opened\x18\x04 \x01(\x0b\x32\x16.kvpush.v1.InletOpenedH\x00\x12.\n\x0cinlet_closed\x18\x05 \x01(\x0b\x32\x16.kvpush.v1.InletClosedH\x00\x12\x30\n\routlet_opened\x18\x06 \x01(\x0b\x32\x17.kvpush.v1.OutletOpenedH\x00\x12,\n\x0bwrite_ended\x18\x07 \x01(\x0b\x32\x15.kvpush.v1.WriteEndedH\x00\x12$\n\x04\x62\x65\x61t\x18\x08 \x01(\x0b\x32\x14.kvpush.v1.MoverBeatH\x00\x42\x08\n\x06report\"=\n\x07MapPool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12!\n\x06layout\x18\x02 \x01(\x0b\x32\x11.kvpush.v1.Layout\"\x1c\n\tUnmapPool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\">\n\tOpenInlet\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\x12\x10\n\x08pool_ids\x18\x02 \x03(\x0c\x12\r\n\x05\x61gent\x18\x03 \x01(\t\"\x1e\n\nCloseInlet\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\"f\n\nOpenOutlet\x12\x11\n\toutlet_id\x18\x01 \x01(\x04\x12\x1f\n\x05inlet\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Inlet\x12$\n\x05pools\x18\x03 \x03(\x0b\x32\x15.kvpush.v1.OutletPool\"N\n\nOutletPool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x04\x12!\n\x06layout\x18\x03 \x01(\x0b\x32\x11.kvpush.v1.Layout\" \n\x0b\x43loseOutlet\x12\x11\n\toutlet_id\x18\x01 \x01(\x04\"\xfa\x01\n\tPostWrite\x12\x10\n\x08write_id\x18\x01 \x01(\x04\x12\x13\n\x0bsource_pool\x18\x02 \x01(\x0c\x12\x11\n\toutlet_id\x18\x03 \x01(\x04\x12\x13\n\x0btarget_pool\x18\x04 \x01(\x0c\x12,\n\rsource_blocks\x18\x05 \x03(\x0b\x32\x15.kvpush.v1.BlockArray\x12,\n\rtarget_blocks\x18\x06 \x03(\x0b\x32\x15.kvpush.v1.BlockArray\x12\r\n\x05start\x18\x07 \x01(\r\x12\x0b\n\x03\x65nd\x18\x08 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\t \x01(\r\x12\x11\n\tend_layer\x18\n \x01(\r\"7\n\nBlockArray\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\"1\n\x06\x41ttend\x12\'\n\tattention\x18\x01 \x01(\x0e\x32\x14.kvpush.v1.Attention\"\x0b\n\tStopMover\"-\n\nMoverReady\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ntransports\x18\x02 \x03(\t\">\n\nPoolMapped\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\x1f\n\x0cPoolUnmapped\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\"p\n\x0bInletOpened\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\x12\x1f\n\x05inlet\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Inlet\x12\r\n\x05\x62\x61ses\x18\x03 \x03(\x04\x12\x1f\n\x05\x66\x61ult\x18\x04 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\x1f\n\x0bInletClosed\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\"B\n\x0cOutletOpened\x12\x11\n\toutlet_id\x18\x01 \x01(\x04\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\x95\x01\n\nWriteEnded\x12\x10\n\x08write_id\x18\x01 \x01(\x04\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04runs\x18\x04 \x01(\x04\x12\x1b\n\x13posted_monotonic_ns\x18\x05 \x01(\x04\x12\x1a\n\x12\x65nded_monotonic_ns\x18\x06 \x01(\x04\"9\n\tMoverBeat\x12\x0e\n\x06rounds\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05lanes\x18\x03 \x03(\t*j\n\tAttention\x12\x19\n\x15\x41TTENTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41TTENTION_IDLE\x10\x01\x12\x17\n\x13\x41TTENTION_EXPECTING\x10\x02\x12\x15\n\x11\x41TTENTION_FILLING\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15kvpush/v1/mover.proto\x12\tkvpush.v1\x1a\x15kvpush/v1/types.proto\"\x9c\x03\n\x0cMoverCommand\x12&\n\x08map_pool\x18\x01 \x01(\x0b\x32\x12.kvpush.v1.MapPoolH\x00\x12*\n\nunmap_pool\x18\x02 \x01(\x0b\x32\x14.kvpush.v1.UnmapPoolH\x00\x12*\n\nopen_inlet\x18\x03 \x01(\x0b\x32\x14.kvpush.v1.OpenInletH\x00\x12,\n\x0b\x63lose_inlet\x18\x04 \x01(\x0b\x32\x15.kvpush.v1.CloseInletH\x00\x12,\n\x0bopen_outlet\x18\x05 \x01(\x0b\x32\x15.kvpush.v1.OpenOutletH\x00\x12.\n\x0c\x63lose_outlet\x18\x06 \x01(\x0b\x32\x16.kvpush.v1.CloseOutletH\x00\x12*\n\npost_write\x18\x07 \x01(\x0b\x32\x14.kvpush.v1.PostWriteH\x00\x12#\n\x06\x61ttend\x18\x08 \x01(\x0b\x32\x11.kvpush.v1.AttendH\x00\x12$\n\x04stop\x18\t \x01(\x0b\x32\x14.kvpush.v1.StopMoverH\x00\x42\t\n\x07\x63ommand\"\x85\x03\n\x0bMoverReport\x12&\n\x05ready\x18\x01 \x01(\x0b\x32\x15.kvpush.v1.MoverReadyH\x00\x12,\n\x0bpool_mapped\x18\x02 \x01(\x0b\x32\x15.kvpush.v1.PoolMappedH\x00\x12\x30\n\rpool_unmapped\x18\x03 \x01(\x0b\x32\x17.kvpush.v1.PoolUnmappedH\x00\x12.\n\x0cinlet_opened\x18\x04 \x01(\x0b\x32\x16.kvpush.v1.InletOpenedH\x00\x12.\n\x0cinlet_closed\x18\x05 \x01(\x0b\x32\x16.kvpush.v1.InletClosedH\x00\x12\x30\n\routlet_opened\x18\x06 \x01(\x0b\x32\x17.kvpush.v1.OutletOpenedH\x00\x12,\n\x0bwrite_ended\x18\x07 \x01(\x0b\x32\x15.kvpush.v1.WriteEndedH\x00\x12$\n\x04\x62\x65\x61t\x18\x08 \x01(\x0b\x32\x14.kvpush.v1.MoverBeatH\x00\x42\x08\n\x06report\"=\n\x07MapPool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12!\n\x06layout\x18\x02 \x01(\x0b\x32\x11.kvpush.v1.Layout\"\x1c\n\tUnmapPool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\">\n\tOpenInlet\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\x12\x10\n\x08pool_ids\x18\x02 \x03(\x0c\x12\r\n\x05\x61gent\x18\x03 \x01(\t\"\x1e\n\nCloseInlet\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\"f\n\nOpenOutlet\x12\x11\n\toutlet_id\x18\x01 \x01(\x04\x12\x1f\n\x05inlet\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Inlet\x12$\n\x05pools\x18\x03 \x03(\x0b\x32\x15.kvpush.v1.OutletPool\"N\n\nOutletPool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x0c\n\x04\x62\x61se\x18\x02 \x01(\x04\x12!\n\x06layout\x18\x03 \x01(\x0b\x32\x11.kvpush.v1.Layout\"-\n\x0b\x43loseOutlet\x12\x11\n\toutlet_id\x18\x01 \x01(\x04\x12\x0b\n\x03now\x18\x02 \x01(\x08\"\xfa\x01\n\tPostWrite\x12\x10\n\x08write_id\x18\x01 \x01(\x04\x12\x13\n\x0bsource_pool\x18\x02 \x01(\x0c\x12\x11\n\toutlet_id\x18\x03 \x01(\x04\x12\x13\n\x0btarget_pool\x18\x04 \x01(\x0c\x12,\n\rsource_blocks\x18\x05 \x03(\x0b\x32\x15.kvpush.v1.BlockArray\x12,\n\rtarget_blocks\x18\x06 \x03(\x0b\x32\x15.kvpush.v1.BlockArray\x12\r\n\x05start\x18\x07 \x01(\r\x12\x0b\n\x03\x65nd\x18\x08 \x01(\r\x12\x13\n\x0b\x66irst_layer\x18\t \x01(\r\x12\x11\n\tend_layer\x18\n \x01(\r\"7\n\nBlockArray\x12\r\n\x05group\x18\x01 \x01(\r\x12\r\n\x05start\x18\x02 \x01(\r\x12\x0b\n\x03ids\x18\x03 \x01(\x0c\"1\n\x06\x41ttend\x12\'\n\tattention\x18\x01 \x01(\x0e\x32\x14.kvpush.v1.Attention\"\x0b\n\tStopMover\"-\n\nMoverReady\x12\x0b\n\x03pid\x18\x01 \x01(\r\x12\x12\n\ntransports\x18\x02 \x03(\t\">\n\nPoolMapped\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\x1f\n\x0cPoolUnmapped\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\"p\n\x0bInletOpened\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\x12\x1f\n\x05inlet\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Inlet\x12\r\n\x05\x62\x61ses\x18\x03 \x03(\x04\x12\x1f\n\x05\x66\x61ult\x18\x04 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\x1f\n\x0bInletClosed\x12\x10\n\x08inlet_id\x18\x01 \x01(\x04\"B\n\x0cOutletOpened\x12\x11\n\toutlet_id\x18\x01 \x01(\x04\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\x95\x01\n\nWriteEnded\x12\x10\n\x08write_id\x18\x01 \x01(\x04\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x0c\n\x04runs\x18\x04 \x01(\x04\x12\x1b\n\x13posted_monotonic_ns\x18\x05 \x01(\x04\x12\x1a\n\x12\x65nded_monotonic_ns\x18\x06 \x01(\x04\"9\n\tMoverBeat\x12\x0e\n\x06rounds\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\r\n\x05lanes\x18\x03 \x03(\t*j\n\tAttention\x12\x19\n\x15\x41TTENTION_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x41TTENTION_IDLE\x10\x01\x12\x17\n\x13\x41TTENTION_EXPECTING\x10\x02\x12\x15\n\x11\x41TTENTION_FILLING\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpush_client._proto.mover_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ATTENTION']._serialized_start=2217
-  _globals['_ATTENTION']._serialized_end=2323
+  _globals['_ATTENTION']._serialized_start=2230
+  _globals['_ATTENTION']._serialized_end=2336
   _globals['_MOVERCOMMAND']._serialized_start=60
   _globals['_MOVERCOMMAND']._serialized_end=472
   _globals['_MOVERREPORT']._serialized_start=475
@@ -51,29 +51,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OUTLETPOOL']._serialized_start=1159
   _globals['_OUTLETPOOL']._serialized_end=1237
   _globals['_CLOSEOUTLET']._serialized_start=1239
-  _globals['_CLOSEOUTLET']._serialized_end=1271
-  _globals['_POSTWRITE']._serialized_start=1274
-  _globals['_POSTWRITE']._serialized_end=1524
-  _globals['_BLOCKARRAY']._serialized_start=1526
-  _globals['_BLOCKARRAY']._serialized_end=1581
-  _globals['_ATTEND']._serialized_start=1583
-  _globals['_ATTEND']._serialized_end=1632
-  _globals['_STOPMOVER']._serialized_start=1634
-  _globals['_STOPMOVER']._serialized_end=1645
-  _globals['_MOVERREADY']._serialized_start=1647
-  _globals['_MOVERREADY']._serialized_end=1692
-  _globals['_POOLMAPPED']._serialized_start=1694
-  _globals['_POOLMAPPED']._serialized_end=1756
-  _globals['_POOLUNMAPPED']._serialized_start=1758
-  _globals['_POOLUNMAPPED']._serialized_end=1789
-  _globals['_INLETOPENED']._serialized_start=1791
-  _globals['_INLETOPENED']._serialized_end=1903
-  _globals['_INLETCLOSED']._serialized_start=1905
-  _globals['_INLETCLOSED']._serialized_end=1936
-  _globals['_OUTLETOPENED']._serialized_start=1938
-  _globals['_OUTLETOPENED']._serialized_end=2004
-  _globals['_WRITEENDED']._serialized_start=2007
-  _globals['_WRITEENDED']._serialized_end=2156
-  _globals['_MOVERBEAT']._serialized_start=2158
-  _globals['_MOVERBEAT']._serialized_end=2215
+  _globals['_CLOSEOUTLET']._serialized_end=1284
+  _globals['_POSTWRITE']._serialized_start=1287
+  _globals['_POSTWRITE']._serialized_end=1537
+  _globals['_BLOCKARRAY']._serialized_start=1539
+  _globals['_BLOCKARRAY']._serialized_end=1594
+  _globals['_ATTEND']._serialized_start=1596
+  _globals['_ATTEND']._serialized_end=1645
+  _globals['_STOPMOVER']._serialized_start=1647
+  _globals['_STOPMOVER']._serialized_end=1658
+  _globals['_MOVERREADY']._serialized_start=1660
+  _globals['_MOVERREADY']._serialized_end=1705
+  _globals['_POOLMAPPED']._serialized_start=1707
+  _globals['_POOLMAPPED']._serialized_end=1769
+  _globals['_POOLUNMAPPED']._serialized_start=1771
+  _globals['_POOLUNMAPPED']._serialized_end=1802
+  _globals['_INLETOPENED']._serialized_start=1804
+  _globals['_INLETOPENED']._serialized_end=1916
+  _globals['_INLETCLOSED']._serialized_start=1918
+  _globals['_INLETCLOSED']._serialized_end=1949
+  _globals['_OUTLETOPENED']._serialized_start=1951
+  _globals['_OUTLETOPENED']._serialized_end=2017
+  _globals['_WRITEENDED']._serialized_start=2020
+  _globals['_WRITEENDED']._serialized_end=2169
+  _globals['_MOVERBEAT']._serialized_start=2171
+  _globals['_MOVERBEAT']._serialized_end=2228
 # @@protoc_insertion_point(module_scope)

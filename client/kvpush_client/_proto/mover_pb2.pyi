@@ -346,14 +346,18 @@ class CloseOutlet(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OUTLET_ID_FIELD_NUMBER: builtins.int
+    NOW_FIELD_NUMBER: builtins.int
     outlet_id: builtins.int
     """The outlet."""
+    now: builtins.bool
+    """Without waiting: its writes under way end with a fault, and nothing reads their sources any more."""
     def __init__(
         self,
         *,
         outlet_id: builtins.int = ...,
+        now: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["outlet_id", b"outlet_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["now", b"now", "outlet_id", b"outlet_id"]) -> None: ...
 
 global___CloseOutlet = CloseOutlet
 

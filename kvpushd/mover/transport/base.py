@@ -11,8 +11,9 @@ wants those blocks back closes that inlet. Either kind of completion says nothin
 nothing is ordered between two writes that are both in flight.
 
 There is no cancel. NIXL has none: releasing a handle, deregistering the memory and forgetting the remote
-agent all return while bytes go on landing. So a write ends when it ends; `close_outlet` with writes in flight
-takes effect only after the last of them, and what a transport can't end, only its process's death does.
+agent all return while bytes go on landing. So a write ends when it ends, and `close_outlet` with writes in
+flight takes effect only after the last of them. Where nothing is heard of one for too long, `cut_outlet` ends
+all that go the same way: with a fault, hence as above.
 
 Fences. `close_inlet` is the fence of the receiving side: when it returns, nothing that came through that
 inlet lands any more, even where the sender is stopped, partitioned or hostile, and the inlet's pools may be
@@ -130,6 +131,10 @@ class Transport(Carrier, Protocol):
 
     def close_outlet(self, outlet_id: int) -> None:
         """Forgets it, once its last write is terminal; until then new writes to it are refused."""
+        ...
+
+    def cut_outlet(self, outlet_id: int) -> None:
+        """Forgets it now: its writes end with a fault, and when this returns nothing reads their sources."""
         ...
 
     def progress(self) -> None:

@@ -84,6 +84,7 @@ class FakeTransport:
         self._inlets: dict[int, str] = {}
         self._outlets: dict[int, _Outlet] = {}
         self._writes: dict[int, _InFlight] = {}
+        self._cut: list[Completion] = []
         self._copy = memmove()
 
     def register(self, region: Region) -> None:
@@ -128,6 +129,16 @@ class FakeTransport:
             if outlet.writes == 0:
                 del self._outlets[outlet_id]
 
+    def cut_outlet(self, outlet_id: int) -> None:
+        """Forgets it; the next poll ends its writes."""
+        outlet = self._outlets.pop(outlet_id, None)
+        if outlet is not None:
+            fault = Fault(Reason.TRANSPORT_FAILED, f"the way to agent {outlet.agent} was cut")
+            mine = [key for key, flight in self._writes.items() if flight.write.outlet_id == outlet_id]
+            self._cut += [Completion(write_id, fault) for write_id in mine]
+            for write_id in mine:
+                del self._writes[write_id]
+
     def post(self, write: Write) -> None:
         """Queues it, with the fault that is due."""
         outlet = self._outlets.get(write.outlet_id)
@@ -164,12 +175,13 @@ class FakeTransport:
             outlet.writes -= 1
             if outlet.closing:
                 self.close_outlet(flight.write.outlet_id)
-        return done
+        cut, self._cut = self._cut, []
+        return done + cut
 
     @property
     def in_flight(self) -> int:
         """Writes whose completion has not been given out."""
-        return len(self._writes)
+        return len(self._writes) + len(self._cut)
 
     def progress(self) -> None:
         """Nothing to do: the sender's poll lands."""

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bytes by NIXL and UCX: one agent that sends, and one per inlet that receives.
+"""Bytes by NIXL and UCX: an agent for each inlet, which receives, and one for each outlet, which sends.
 
 A receiving agent per inlet is what makes an inlet a fence: an agent's destruction closes its connections, and
-those of no other. Agents are cheap (10 ms, 0.8 MB, 8 descriptors each), and have no progress thread: NIXL's
+those of no other. A sending agent per outlet is what lets one be cut: nothing else keeps NIXL from reading
+the source of a write that it has begun. With a receiver that stood still, a write went on though its handle
+was released and its agent forgotten; after the sending agent's destruction (60 ms) came only the 8 MB that
+the sockets held. Agents are cheap (10 ms, 0.8 MB, 8 descriptors each), and have no progress thread: NIXL's
 spins a whole core, idle or not, so the mover polls instead.
 
 The packages nixl_cu12 and nixl_cu13 are imported by name, whichever is installed, and not through `nixl`:
@@ -16,6 +19,7 @@ import importlib.util
 import os
 import select
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -40,17 +44,20 @@ does not come back while bytes come: two senders kept a mover from its commands,
 In a pause there is nothing to take in. The limit of runs is for those of a few KiB, which keep a receiver
 busy for much longer than their sender."""
 SWEEP_SECONDS = 0.01
-"""After which inlets that did not ring are looked at too. Each costs 3 us, and there may be hundreds."""
+"""After which agents that did not ring are looked at too. Each costs 3 us, and there may be hundreds."""
 SLICE_SECONDS = 0.005
 """For which a poll goes on to begin what is next, where all ends at once."""
 
 
 @dataclass(slots=True)
 class _Outlet:
-    """The way to another process's receiving agent."""
+    """The way to another process's receiving agent, from a sending agent of its own."""
 
+    sender: Any
     agent: str
     addresses: dict[bytes, int]
+    sources: dict[bytes, Any] = field(default_factory=dict)
+    """What is registered with the sender."""
     writes: dict[int, _InFlight] = field(default_factory=dict)
     """In the order in which they were posted, and begin."""
     under_way: list[_Part] = field(default_factory=list)
@@ -92,12 +99,15 @@ class NixlTransport:
     name = "nixl-ucx"
 
     def __init__(self, agent: str) -> None:
-        """Makes the sending agent, under a name that must be unique among all peers' agents.
+        """Sending agents are called `agent` and a number: that must be unique among all peers' agents.
 
         Raises ConfigError where NIXL is not installed, or UCX can't begin with its settings.
         """
         self._nixl = _package()
         self._bell = select.epoll()
+        self._rings: dict[int, weakref.ref[Any]] = {}
+        """By descriptor, the agent that rings it."""
+        self._swept = 0.0
         bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
         # NIXL's exceptions have no base but Exception.
         self._errors: tuple[type[Exception], ...] = tuple(
@@ -105,87 +115,98 @@ class NixlTransport:
             for name, value in vars(bindings).items()
             if name.startswith("nixl") and name.endswith("Error")
         )
+        self._name = agent
         try:
-            self._sender, _ = self._make_agent(agent)
+            # Sends nothing: memory that can't be registered is refused before anything is sent from it.
+            self._probe = self._make_agent(agent)
         except self._errors as error:
             raise ConfigError(
                 f"NIXL's UCX backend does not start ({error}): check UCX_TLS and UCX_NET_DEVICES"
             ) from error
         self._sources: dict[bytes, tuple[Region, Any]] = {}
         self._inlets: dict[int, _Inlet] = {}
-        self._rings: dict[int, int] = {}
-        """By descriptor: the inlet whose agent rings it."""
-        self._swept = 0.0
         self._outlets: dict[int, _Outlet] = {}
         self._writing: dict[int, _Outlet] = {}
         """Those with writes in flight."""
-        self._in_flight = 0
         self._ended: list[Completion] = []
 
     def register(self, region: Region) -> None:
-        """Registers a pool with the sending agent."""
+        """Registers a pool with all sending agents."""
         try:
-            self._sources[region.pool_id] = (region, self._register(self._sender, region))
+            self._sources[region.pool_id] = (region, self._register(self._probe, region))
+            for outlet in self._outlets.values():
+                outlet.sources[region.pool_id] = self._register(outlet.sender, region)
         except self._errors as error:
+            self.deregister(region.pool_id)
             raise TransportFailed(f"NIXL can't register {region.nbytes:,} bytes: {error}") from error
 
     def deregister(self, pool_id: bytes) -> None:
         """Undoes it."""
         held = self._sources.pop(pool_id, None)
         if held is not None:
-            self._sender.deregister_memory(held[1])
+            self._probe.deregister_memory(held[1])
+        for outlet in self._outlets.values():
+            registered = outlet.sources.pop(pool_id, None)
+            if registered is not None:
+                outlet.sender.deregister_memory(registered)
 
     def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """Makes a receiving agent and registers the pools with it."""
         if inlet_id in self._inlets:
             raise Invalid(f"inlet {inlet_id} is open already: use another id")
         try:
-            made, bells = self._make_agent(agent)
-            inlet = _Inlet(made)
+            inlet = _Inlet(self._make_agent(agent))
             inlet.registrations.extend(self._register(inlet.agent, region) for region in pools)
             metadata: bytes = inlet.agent.get_agent_metadata()
         except self._errors as error:
             raise TransportFailed(f"NIXL can't make the receiving agent {agent}: {error}") from error
         self._inlets[inlet_id] = inlet
-        self._rings.update(dict.fromkeys(bells, inlet_id))
         return metadata
 
     def close_inlet(self, inlet_id: int) -> None:
         """Destroys the receiving agent, here and now: nothing else refers to it."""
         inlet = self._inlets.pop(inlet_id, None)
-        # Before its descriptors are closed, and others get their numbers.
-        for descriptor in [one for one, of in self._rings.items() if of == inlet_id]:
-            del self._rings[descriptor]
         del inlet
 
     def open_outlet(self, outlet_id: int, agent: str, metadata: bytes, pools: Sequence[Region]) -> None:
-        """Loads the metadata and begins to connect."""
+        """Makes a sending agent, loads the metadata and begins to connect."""
         if outlet_id in self._outlets:
             raise Invalid(f"outlet {outlet_id} is open already: use another id")
+        doing = "make a sending agent"
         try:
-            loaded = self._sender.add_remote_agent(metadata)
+            sender = self._make_agent(f"{self._name}/{outlet_id}")
+            doing = "register memory"
+            sources = {key: self._register(sender, region) for key, (region, _) in self._sources.items()}
+            doing = "read the metadata"
+            loaded = sender.add_remote_agent(metadata)
+            name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+            if name != agent:
+                raise Invalid(f"the metadata is of agent {name}, expected {agent}")
+            doing = "connect"
+            sender.make_connection(agent)
         except self._errors as error:
-            raise TransportFailed(f"NIXL can't read the metadata of agent {agent}: {error}") from error
-        name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
-        if name != agent:
-            self._forget(name)
-            raise Invalid(f"the metadata is of agent {name}, expected {agent}")
-        try:
-            self._sender.make_connection(agent)
-        except self._errors as error:
-            self._forget(name)
-            raise TransportFailed(f"NIXL can't connect to agent {agent}: {error}") from error
-        self._outlets[outlet_id] = _Outlet(agent, {region.pool_id: region.address for region in pools})
+            raise TransportFailed(f"NIXL can't {doing} for agent {agent}: {error}") from error
+        addresses = {region.pool_id: region.address for region in pools}
+        self._outlets[outlet_id] = _Outlet(sender, agent, addresses, sources)
 
     def close_outlet(self, outlet_id: int) -> None:
-        """Forgets the remote agent, at once or with its last write."""
+        """Destroys the sending agent, at once or with its last write."""
         outlet = self._outlets.get(outlet_id)
         if outlet is None:
             return
         outlet.closing = True
         if not outlet.writes:
             del self._outlets[outlet_id]
-            self._forget(outlet.agent)
+
+    def cut_outlet(self, outlet_id: int) -> None:
+        """Destroys the sending agent, here and now: nothing else refers to it."""
+        outlet = self._outlets.pop(outlet_id, None)
+        if outlet is None:
+            return
+        self._writing.pop(outlet_id, None)
+        fault = Fault(Reason.TRANSPORT_FAILED, f"the way to agent {outlet.agent} was cut")
+        self._ended += [Completion(write_id, fault) for write_id in outlet.writes]
+        del outlet
 
     def post(self, write: Write) -> None:
         """Begins the write, or lets it wait for those to the same outlet that were posted before it."""
@@ -202,7 +223,6 @@ class NixlTransport:
         target = outlet.addresses[write.target_pool]
         operation = "READ" if write.back else "WRITE"
         outlet.writes[write.write_id] = _InFlight(source, target, operation, parts_of(write.runs))
-        self._in_flight += 1
         self._writing[write.outlet_id] = outlet
         self._begin(outlet)
 
@@ -223,20 +243,23 @@ class NixlTransport:
     @property
     def in_flight(self) -> int:
         """Writes whose completion has not been given out."""
-        return self._in_flight + len(self._ended)
+        return sum(len(outlet.writes) for outlet in self._writing.values()) + len(self._ended)
 
     def progress(self) -> None:
-        """Lets the agents that rang take in what has come; and from time to time the others, of which one may
-        be reached by a fabric that rings nothing."""
-        self._sender.get_new_notifs()
+        """Lets the agents that rang take in what has come; and from time to time all, of which one may be
+        reached by a fabric that rings nothing."""
         now = time.monotonic()
-        inlets: Iterable[int] = self._inlets
-        if now - self._swept < SWEEP_SECONDS:
-            inlets = {self._rings[one] for one, _ in self._bell.poll(0) if one in self._rings}
-        else:
+        if now - self._swept >= SWEEP_SECONDS:
             self._swept = now
-        for inlet_id in inlets:
-            self._inlets[inlet_id].agent.get_new_notifs()
+            for outlet in self._outlets.values():
+                outlet.sender.get_new_notifs()
+            for inlet in self._inlets.values():
+                inlet.agent.get_new_notifs()
+            return
+        for descriptor, _ in self._bell.poll(0):
+            agent = self._rings[descriptor]()
+            if agent is not None:
+                agent.get_new_notifs()
 
     def close(self) -> None:
         """Destroys all agents, receiving ones first."""
@@ -244,7 +267,7 @@ class NixlTransport:
         self._outlets.clear()
         self._writing.clear()
         self._sources.clear()
-        del self._sender
+        del self._probe
         self._bell.close()
 
     @property
@@ -256,15 +279,14 @@ class NixlTransport:
         """
         return self._bell.fileno()
 
-    def _make_agent(self, name: str) -> tuple[Any, list[int]]:
-        """An agent, and the descriptors that it rings."""
+    def _make_agent(self, name: str) -> Any:
         before = set(os.listdir("/proc/self/fd"))
         agent = self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
-        bells = _epolls(set(os.listdir("/proc/self/fd")) - before)
-        for descriptor in bells:
-            # It leaves by itself when the agent closes it.
+        for descriptor in _epolls(set(os.listdir("/proc/self/fd")) - before):
+            # It leaves the bell by itself when the agent closes it.
             self._bell.register(descriptor, select.EPOLLIN)
-        return agent, bells
+            self._rings[descriptor] = weakref.ref(agent)
+        return agent
 
     def _moved_on(self, outlet: _Outlet) -> bool:
         """Whether some of what is under way to an outlet was found to have ended; begins what comes next."""
@@ -272,7 +294,7 @@ class NixlTransport:
         for part in list(outlet.under_way):
             flight = outlet.writes[part.write_id]
             try:
-                if self._sender.check_xfer_state(part.transfer) == "PROC":
+                if outlet.sender.check_xfer_state(part.transfer) == "PROC":
                     continue
             except self._errors as error:
                 self._fail(outlet, flight, error)
@@ -312,11 +334,11 @@ class NixlTransport:
         far_rows = rows(runs.target + flight.target, runs.length)
         made: list[Any] = []
         try:
-            made.append(self._sender.prep_xfer_dlist("", near_rows, _DRAM))
-            made.append(self._sender.prep_xfer_dlist(outlet.agent, far_rows, _DRAM))
-            transfer = self._sender.make_prepped_xfer(flight.operation, made[0], index, made[1], index)
+            made.append(outlet.sender.prep_xfer_dlist("", near_rows, _DRAM))
+            made.append(outlet.sender.prep_xfer_dlist(outlet.agent, far_rows, _DRAM))
+            transfer = outlet.sender.make_prepped_xfer(flight.operation, made[0], index, made[1], index)
             made.append(transfer)
-            self._sender.transfer(transfer)
+            outlet.sender.transfer(transfer)
         except self._errors as error:
             self._release(*reversed(made))
             self._fail(outlet, flight, error)
@@ -336,18 +358,10 @@ class NixlTransport:
         if flight.parts or flight.under_way:
             return
         del outlet.writes[write_id]
-        self._in_flight -= 1
         self._ended.append(Completion(write_id, flight.fault))
 
     def _register(self, agent: Any, region: Region) -> Any:
         return agent.register_memory([(region.address, region.nbytes, 0, "")], _DRAM)
-
-    def _forget(self, agent: str) -> None:
-        try:
-            self._sender.remove_remote_agent(agent)
-        except self._errors:
-            # It is gone already: NIXL forgets an agent whose connection broke.
-            return
 
     def _release(self, *handles: Any) -> None:
         for handle in handles:
