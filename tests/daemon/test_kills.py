@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from testing.node import Node
 from testing.rank import BLOCK, Engine, new_key
 from tests.daemon.daemon_kit import (
     LARGE,
+    FarEngine,
     Nodes,
     alive,
     assert_same,
@@ -308,6 +311,24 @@ def test_a_sending_mover_that_stands_still_is_killed_and_both_sides_hear(nodes: 
     reused.are_intact()
 
 
+def test_a_receiving_host_that_is_gone_costs_no_transfer_to_another(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        started = [Node(name, tmp_path, lease=3, link_silence=3).launch() for name in ("p", "d", "e")]
+        for node in started:
+            stack.callback(node.close)
+            node.wait_ready()
+        nodes = Nodes(*started, stack)
+        p, d = nodes.pair(**LARGE)
+        e = nodes.engine(nodes.e, **LARGE)
+        with under_way(nodes, p, d) as flight, stopped(nodes.d.pid):
+            mover = nodes.p.mover_pid
+            # Two leases after the write was posted nothing reads it any more.
+            assert reason(p.wait_for(HandoffEnded, flight.key)) is Reason.PEER_UNREACHABLE
+            transfer(p, e)
+            assert nodes.p.mover_pid == mover
+        again(p, d)
+
+
 # --- engines ---------------------------------------------------------------------------------------------
 
 
@@ -340,15 +361,21 @@ def test_a_killed_receiving_engine_ends_the_handoff_and_its_memory_is_let_go_aft
 
 
 @pytest.mark.long
-def test_an_engine_that_stands_still_is_given_up_with_its_keepalive(nodes: Nodes) -> None:
-    p, d = nodes.far_engine(nodes.p), nodes.engine(nodes.d)
-    key = new_key()
-    d.reserve(key, p.call("where"), range(8), 8 * BLOCK)
-    p.call("hand_off", key, range(8))
-    d.wait_for(Matched, key)
-    with stopped(p.pid):
-        assert reason(d.wait_for(ReservationEnded, key, timeout=90)) is Reason.ENGINE_GONE
-        eventually(lambda: leftovers(nodes.p), lambda left: not left)
+def test_an_engine_that_stands_still_is_given_up_with_its_keepalive(tmp_path: Path) -> None:
+    # For so long a busy machine keeps no link alive that is given up within a second.
+    with (
+        Node("here", tmp_path) as here,
+        Node("there", tmp_path) as there,
+        FarEngine(here, "P") as p,
+        Engine(there, "D") as d,
+    ):
+        key = new_key()
+        d.reserve(key, p.call("where"), range(8), 8 * BLOCK)
+        p.call("hand_off", key, range(8))
+        d.wait_for(Matched, key)
+        with stopped(p.pid):
+            assert reason(d.wait_for(ReservationEnded, key, timeout=90)) is Reason.ENGINE_GONE
+            eventually(lambda: leftovers(here), lambda left: not left)
 
 
 def test_a_killed_engine_comes_back_under_its_name_as_another_incarnation(nodes: Nodes) -> None:

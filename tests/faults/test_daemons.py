@@ -118,6 +118,14 @@ def test_whatever_goes_wrong_all_ends_once_with_a_reason_and_the_next_transfer_l
         pair.works(rule)
 
 
+def test_a_write_that_nothing_is_heard_of_costs_its_way_and_not_its_mover(pair: Pair) -> None:
+    lost = Rule("nixl.completion", Act.DROP, node="p")
+    mover = pair.p.mover_pid
+    first, _ = pair.story(lost)
+    assert first == (Reason.TRANSPORT_FAILED, Reason.TRANSPORT_FAILED)
+    assert pair.p.mover_pid == mover
+
+
 def test_each_fault_is_in_the_default_run_on_each_link() -> None:
     brief = {(case.family, case.act) for case in CASES if is_brief(case) and case.family not in BRIEF}
     assert brief == {(family, act) for family in ("peer", "session", "mover") for act in ACTS}
