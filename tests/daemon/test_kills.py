@@ -313,7 +313,7 @@ def test_a_sending_mover_that_stands_still_is_killed_and_both_sides_hear(nodes: 
 
 def test_a_receiving_host_that_is_gone_costs_no_transfer_to_another(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        started = [Node(name, tmp_path, lease=3, link_silence=3).launch() for name in ("p", "d", "e")]
+        started = [Node(name, tmp_path, lease=7, link_silence=3).launch() for name in ("p", "d", "e")]
         for node in started:
             stack.callback(node.close)
             node.wait_ready()
