@@ -10,6 +10,8 @@ from kvpushd.core.words import SECOND, Instant
 HORIZON: Instant = 20_000_000
 """What is in flight should be worth so many nanoseconds: long against the way of a completion and the next
 post (1 to 2 ms on a busy machine), short against what a small transfer can bear to wait behind."""
+WRITES = 3
+"""In flight at a time: when one has ended the others last until the next is there, though that be late."""
 SAMPLE: Instant = 5_000_000
 """Nanoseconds that a sample of the rate covers at least. Ends are seen when a mover polls, several at once:
 the time from one to the next says nothing."""
@@ -17,8 +19,9 @@ WEIGHT = 0.25
 """What is forgotten of all earlier samples with each new one."""
 LEAST_FLIGHT = 2 << 20
 """Bytes that may always be in flight."""
-FIRST_FLIGHT = 16 << 20
-"""Bytes in flight to a link whose rate is not known yet."""
+FIRST_FLIGHT = 4 << 20
+"""Bytes in flight to a link whose rate is not known yet. On a slow one they stand before all that comes next;
+on a fast one a few writes are enough to know better."""
 
 
 @dataclass(slots=True)
@@ -47,8 +50,8 @@ class Pace:
 
     @property
     def write(self) -> int:
-        """Bytes of one write: half of that, so that the link has the next one when one ends."""
-        return min(self.flight // 2, self.most_write)
+        """Bytes of one write: a part of that, so that the link has others when one ends."""
+        return min(self.flight // WRITES, self.most_write)
 
     def ended(self, size: int, posted: Instant, ended: Instant) -> None:
         """A write of `size` bytes was under way from `posted` to `ended`.

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -235,8 +236,11 @@ class Stage(Ensemble):
         """The router, in front of P and D, with P's coordinates; returns once it answers."""
         if self.front is None:
             self.front = HttpFront(lambda name: self.engines[name], (P, D))
-        if self.router is not None and self.router.poll() is None:
-            return
+        if self.router is not None:
+            if self._router_listens():
+                return
+            # Told to end, it answers what it has and takes nothing new.
+            self.router.wait(START)
         self.router_port = free_port()
         where = f"engine={P},daemon={self.link.hosts[0]}:{self.nodes['p'].port}"
         command = [sys.executable, "-m", "kvpush_router", "--port", str(self.router_port)]
@@ -244,6 +248,13 @@ class Stage(Ensemble):
         with (self.folder / "router.log").open("ab") as log:
             self.router = subprocess.Popen(command, stdout=log, stderr=log)
         wait_for("the router listens", lambda: b"serving" in self._router_said(), START)
+
+    def _router_listens(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.router_port), timeout=1).close()
+        except ConnectionRefusedError:
+            return False
+        return True
 
     def _router_said(self) -> bytes:
         lines = (self.folder / "router.log").read_bytes().splitlines()
