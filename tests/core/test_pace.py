@@ -33,7 +33,7 @@ def test_a_slow_link_still_has_something_in_flight() -> None:
 
 
 def test_a_fast_link_has_no_more_in_flight_than_is_allowed() -> None:
-    pace = link(1e12, 1000)
+    pace = link(1e11, 1000)
     assert pace.flight == 256 * MIB
     assert pace.write == 64 * MIB
 
