@@ -3,14 +3,26 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
+
 import pytest
 
 from testing.chaos.account import Account, End, Played
 from testing.chaos.holds import Sight
+from testing.chaos.pulse import BEAT, LEAST, Pulse
 from testing.chaos.scenario import Blow, Cast, Cut, Phase, Scenario, Strike, Whom
 
 LEASE = 5.0
 KILL = Strike(Whom.D_DAEMON, Blow.KILL)
+STAND_STILL = """
+import os, signal, sys, time
+os.kill(int(sys.argv[1]), signal.SIGSTOP)
+time.sleep(1)
+os.kill(int(sys.argv[1]), signal.SIGCONT)
+"""
 
 
 def played(*faults, **seen):
@@ -51,6 +63,21 @@ def test_what_did_not_fails_and_is_counted(seen):
 def test_two_faults_may_hide_each_other_but_neither_ends_nor_bytes():
     assert played(KILL, Cut(1.0), said=3.0).judge(LEASE) == []
     assert played(KILL, Cut(1.0), ends=[End("D", 9.0, "length")]).judge(LEASE)
+
+
+def test_what_the_machine_kept_from_all_is_not_counted_against_a_promise():
+    late = {"ends": [End("D", LEASE + 4.0, "length")], "said": 3.0}
+    assert played(**late, starved=3.1).judge(LEASE) == []
+    assert len(played(**late, starved=1.9).judge(LEASE)) == 2
+
+
+def test_a_machine_that_lets_nobody_run_is_noticed():
+    with Pulse() as pulse:
+        subprocess.run([sys.executable, "-c", STAND_STILL, str(os.getpid())], check=True)
+        deadline = time.monotonic() + 5
+        while not pulse.starved and time.monotonic() < deadline:
+            time.sleep(BEAT)
+    assert pulse.starved > LEAST
 
 
 def test_wrong_bytes_fail_a_run_whatever_its_scenarios_say():
