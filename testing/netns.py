@@ -6,12 +6,18 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+import time
 from pathlib import Path
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_NEWNET = 0x40000000
 _MS_REC_SLAVE = 0x4000 | 0x80000
 _MNT_DETACH = 2
+
+_FAST = 5_000_000_000
+"""Bytes a second: more than a virtual cable carries."""
+_DRAINED = 5.0
+"""Seconds within which such a cable has carried whatever was queued."""
 
 
 def enter(name: str) -> None:
@@ -72,18 +78,31 @@ class Link:
             raise
 
     def shape(self, bytes_per_second: int | None) -> None:
-        """Limits both directions to a rate; None = as fast as the machine goes."""
-        self.rate = bytes_per_second
+        """Limits both directions to a rate; None = as fast as the machine goes. Drops nothing that is queued.
+
+        Raises TimeoutError where what is queued does not leave.
+        """
         for namespace, device in zip(self.names, self.devices, strict=True):
-            if bytes_per_second is None:
-                _run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root", check=False)
-                continue
-            # A burst of two milliseconds (a timer's grain, and one segmented packet at the least), and a
-            # queue of twenty: a switch's.
-            burst = max(128 << 10, bytes_per_second // 500)
-            limit = burst + bytes_per_second // 50
-            shape = ["tbf", "rate", f"{bytes_per_second * 8}bit", "burst", str(burst), "limit", str(limit)]
-            _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape)
+            if bytes_per_second is not None:
+                self._limit(namespace, device, bytes_per_second)
+            elif self.rate is not None:
+                self._limit(namespace, device, _FAST)
+                # Else TCP would wait for its timer to send all of it again: after a slow link, for seconds.
+                deadline = time.monotonic() + _DRAINED
+                while "backlog 0b" not in _run("tc", "-s", "-n", namespace, "qdisc", "show", "dev", device):
+                    if time.monotonic() > deadline:
+                        raise TimeoutError(f"{device} still has packets after {_DRAINED:g} s")
+                    time.sleep(0.001)
+                _run("tc", "-n", namespace, "qdisc", "del", "dev", device, "root")
+        self.rate = bytes_per_second
+
+    def _limit(self, namespace: str, device: str, rate: int) -> None:
+        # A burst of two milliseconds (a timer's grain, and one segmented packet at the least), and a queue of
+        # twenty: a switch's.
+        burst = max(128 << 10, rate // 500)
+        limit = burst + rate // 50
+        shape = ["tbf", "rate", f"{rate * 8}bit", "burst", str(burst), "limit", str(limit)]
+        _run("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", *shape)
 
     def up(self, yes: bool) -> None:
         """Plugs the cable in, or pulls it."""
@@ -102,7 +121,8 @@ class Link:
         self.close()
 
 
-def _run(*command: str, check: bool = True) -> None:
+def _run(*command: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True)
-    if check and done.returncode != 0:
+    if done.returncode != 0:
         raise OSError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

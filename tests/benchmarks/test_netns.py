@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two namespaces on one machine: what reaches whom, and at what rate."""
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -62,6 +63,56 @@ def test_a_shaped_link_says_its_rate_until_it_is_free_again(link):
     assert "rate 1Gbit" in discipline()
     link.shape(None)
     assert "tbf" not in discipline()
+
+
+def _count(namespace, told, sent):
+    netns.enter(namespace)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+        end.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 8 << 20)
+        end.bind(("0.0.0.0", 0))
+        told.send(end.getsockname()[1])
+        end.sendto(b"here", end.recvfrom(9)[1])
+        end.settimeout(5)
+        came = 0
+        with contextlib.suppress(TimeoutError):
+            while came < sent:
+                end.recv(PACKET)
+                came += 1
+        told.send(came)
+
+
+SO_RCVBUFFORCE = 33
+PACKET = 1400
+FLOOD = """
+import socket, sys
+host, port, count, size = sys.argv[1], *map(int, sys.argv[2:])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+    end.setsockopt(socket.SOL_SOCKET, 32, 8 << 20)  # SO_SNDBUFFORCE
+    end.connect((host, port))
+    end.send(b"there?")
+    end.recv(9)
+    for _ in range(count):
+        end.send(bytes(size))
+"""
+
+
+def test_what_is_queued_on_a_slow_link_is_not_lost_where_it_becomes_fast_again(link):
+    count = 120  # more than the burst, less than burst and queue
+    told, theirs = get_context("spawn").Pipe()
+    receiver = get_context("spawn").Process(target=_count, args=(link.names[1], theirs, count))
+    receiver.start()
+    try:
+        assert told.poll(30)
+        where = [link.hosts[1], str(told.recv()), str(count), str(PACKET)]
+        link.shape(20_000)
+        command = [*netns.prefix(link.names[0]), sys.executable, "-c", FLOOD, *where]
+        subprocess.run(command, check=True, timeout=30)
+        link.shape(None)
+        assert told.poll(30)
+        assert told.recv() == count
+    finally:
+        receiver.kill()
+        receiver.join()
 
 
 def test_nothing_remains_of_a_link_that_was_closed():
