@@ -185,7 +185,7 @@ class Sender:
         for handoff in self._handoffs.of_engine(engine.incarnation):
             self._transfers.end(handoff, fault, now)
         for target in self._targets.waiting_for_engine(engine.incarnation):
-            self._transfers.end_target(target, fault)
+            self._transfers.end_target(target, fault, now)
         self._receivers.forget_engine(engine.incarnation)
 
     # --- from the receivers ------------------------------------------------------------------------------
@@ -198,12 +198,14 @@ class Sender:
 
     def announced(self, event: Announced, now: Instant) -> None:
         """A reservation wants KV of ours."""
-        if self._targets.get((event.link, event.incarnation, event.key)) is not None:
+        key = (event.link, event.incarnation, event.key)
+        if self._targets.get(key) is not None or self._transfers.gone.dig(key) is not None:
             return
         fit = self._receivers.fit((event.link, event.incarnation), event.sender_engine_id)
         target = fit if isinstance(fit, Fault) else self._admit(event, fit, now)
         if isinstance(target, Fault):
-            self._out.say(SayPeer(PeerEnded(event.link, event.incarnation, event.key, target, fenced=True)))
+            self._transfers.gone.bury(key, target, now)
+            self._out.say(SayPeer(PeerEnded(*key, target, fenced=True)))
             return
         self._targets.add(target)
         current = self._handoffs.current(target.transfer)
@@ -282,7 +284,7 @@ class Sender:
             target.orphaned = True
             if target.live:
                 self._transfers.drop(target, fault, now)
-            self._transfers.bury(target)
+            self._transfers.bury(target, now)
         if not is_local(receiver[0]):
             self._out.say(CloseOutlet(*receiver))
 
@@ -303,9 +305,7 @@ class Sender:
             self._transfers.end(handoff, fault, now)
         self._transfers.tick(now)
         self._early.sweep(now)
-        for tombs in (self._transfers.ended, self._cancelled_early):
-            tombs.sweep(now)
-        self._transfers.over.sweep(now)
+        self._cancelled_early.sweep(now)
 
     # --- what is held ------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
 from kvpushd.core.tombs import Tombs
-from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, Transfer
+from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, TargetKey, Transfer
 from kvpushd.core.writer import Writer
 
 
@@ -41,6 +41,7 @@ class Transfers:
         self.targets = Targets()
         self.ended: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
         self.over: Tombs[Transfer] = Tombs(limits.lease, limits.tombs)
+        self.gone: Tombs[TargetKey] = Tombs(limits.lease, limits.tombs)
 
     # --- meeting -----------------------------------------------------------------------------------------
 
@@ -48,7 +49,7 @@ class Transfers:
         """A target has found its handoff; whether that names what is wanted is for `go_on` to see."""
         fault = self._mismatch(target, handoff)
         if fault is not None:
-            self.end_target(target, fault)
+            self.end_target(target, fault, now)
             return
         self.targets.settle(target)
         target.handoff = handoff.half
@@ -165,7 +166,7 @@ class Transfers:
                 self.end(filling, event.fault, now)
         elif target.handoff == write.handoff:
             target.wrote(event.bytes, event.runs, event.ended or now)
-        self.bury(target)
+        self.bury(target, now)
         engine = self._engines.get(filling.incarnation) if filling is not None else None
         if filling is not None and engine is not None and target.live:
             self._writer.offer(target, filling, engine)
@@ -178,13 +179,16 @@ class Transfers:
     def tick(self, now: Instant) -> None:
         """Ends what a write holds up that has neither landed nor failed within a lease. NIXL may never say
         what became of one, e.g. where the network that carries the bytes is down and the links' is not; the
-        blocks stay held until something does."""
+        blocks stay held until something does. What is old enough is forgotten."""
         for write in self._writer.overdue(now - self._limits.lease):
             filling = self.handoffs.get(write.target.handoff)
             if filling is not None and write.target.live:
                 seconds = self._limits.lease / SECOND
                 detail = f"a write has neither landed nor failed within {seconds:g} s"
                 self.end(filling, Fault(Reason.TRANSPORT_FAILED, detail), now)
+        self.ended.sweep(now)
+        self.over.sweep(now)
+        self.gone.sweep(now)
 
     def _note_landed(self, target: Target, handoff: Handoff, now: Instant) -> None:
         if not target.live or not target.done:
@@ -208,7 +212,7 @@ class Transfers:
         if handoff is not None:
             self.end(handoff, as_peers_see(fault), now)
             return
-        self.end_target(target, fault)
+        self.end_target(target, fault, now)
         self.finish(target.transfer, as_peers_see(fault), now)
 
     def end(self, handoff: Handoff, fault: Fault, now: Instant) -> None:
@@ -218,7 +222,7 @@ class Transfers:
             over = self.handoffs.current(handoff.transfer) in (None, handoff)
             self.handoffs.retire(handoff)
             for target in self.targets.these(handoff.targets):
-                self.end_target(target, as_peers_see(fault))
+                self.end_target(target, as_peers_see(fault), now)
             if over:
                 self.finish(handoff.transfer, as_peers_see(fault), now)
         self.settle(handoff, now)
@@ -227,9 +231,9 @@ class Transfers:
         """A transfer is over: whoever waits for it hears so, and whoever comes late will."""
         self.over.bury(transfer, fault, now)
         for target in self.targets.waiting_for(transfer):
-            self.end_target(target, fault)
+            self.end_target(target, fault, now)
 
-    def end_target(self, target: Target, fault: Fault) -> None:
+    def end_target(self, target: Target, fault: Fault, now: Instant) -> None:
         """Ends a target, unless it has landed or ended."""
         if not target.live:
             return
@@ -238,9 +242,9 @@ class Transfers:
         self._writer.withdraw(target)
         self._out.say(SayPeer(PeerEnded(*target.key, fault, target.fenced)))
         if target.fenced:
-            self.targets.remove(target)
+            self._forget(target, now)
 
-    def bury(self, target: Target) -> None:
+    def bury(self, target: Target, now: Instant) -> None:
         """Of an ended target whose last write is terminal: says so, if not yet said, and lets go of it."""
         if target.fault is None or target.in_flight or self.targets.get(target.key) is not target:
             return
@@ -248,7 +252,13 @@ class Transfers:
             self._out.say(SayPeer(PeerFenced(*target.key)))
         # One that can't be vouched for stays as long as it may be asked about.
         if not target.tainted or target.orphaned:
-            self.targets.remove(target)
+            self._forget(target, now)
+
+    def _forget(self, target: Target, now: Instant) -> None:
+        """Lets go of it. Its blocks may be its engine's again: an announcement that comes twice must not open
+        it a second time."""
+        self.targets.remove(target)
+        self.gone.bury(target.key, target.fault or Fault(Reason.UNSPECIFIED, "landed"), now)
 
     def settle(self, handoff: Handoff, now: Instant) -> None:
         """Ends a handoff whose receivers have all they need; forgets one that nothing reads any more."""
@@ -264,7 +274,7 @@ class Transfers:
         self.ended.bury(handoff.half, handoff.fault or Fault(Reason.UNSPECIFIED, "landed"), now)
         for target in targets:
             if target.landed:
-                self.targets.remove(target)
+                self._forget(target, now)
         self._out.say(handoff.account(now))
         engine = self._engines.get(handoff.incarnation)
         if engine is not None and not engine.left:
