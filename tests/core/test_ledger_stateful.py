@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -69,6 +69,12 @@ NAMED = ["", "", "right", "wrong"]
 LAYERS = [(0, 2), (0, 1), (1, 2)]
 SPANS = [SECOND // 10, SECOND, 3 * SECOND, 16 * SECOND]
 picks = st.integers(0, 255)
+MUCH = {
+    "seed": st.integers(0, 1 << 32),
+    "actions": st.integers(1, 300),
+    "harm": st.sampled_from([0.05, 0.3, 1.0]),
+}
+"""What happens to a world at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +104,16 @@ class Machine(RuleBasedStateMachine):
         sizes=st.tuples(*[st.sampled_from([2, 4])] * 3),
         spread=st.sampled_from(["", "P", "D", "PD"]),
         opaque=st.booleans(),
+        much=st.fixed_dictionaries(MUCH),
     )
     def begin(
-        self, heads: int, tps: tuple[int, int, int], sizes: tuple[int, int, int], spread: str, opaque: bool
+        self,
+        heads: int,
+        tps: tuple[int, int, int],
+        sizes: tuple[int, int, int],
+        spread: str,
+        opaque: bool,
+        much: dict[str, Any],
     ) -> None:
         model = Model((0, 0), heads=heads, planes=(1,), opaque=opaque)
         for name, node, tp, size in zip("PDE", "ABA", tps, sizes, strict=True):
@@ -110,6 +123,7 @@ class Machine(RuleBasedStateMachine):
             self.parts[name] = self.world.engine(
                 name, *nodes, model=model, tp=tp, block_size=size, blocks=40 // size
             )
+        self.much_happens(**much)
 
     # --- picking -----------------------------------------------------------------------------------------
 
@@ -193,9 +207,10 @@ class Machine(RuleBasedStateMachine):
     @rule(pick=picks)
     def a_prompt_is_computed_to_its_end(self, pick: int) -> None:
         found = self.handoff(pick)
-        if found is None:
-            return
-        engine, held = found
+        if found is not None:
+            self.computed(*found)
+
+    def computed(self, engine: Engine, held: Held) -> None:
         if not held.sealed:
             self.world.append(engine, held, 99, seal=True)
         for rank in engine.layouts:
@@ -205,13 +220,32 @@ class Machine(RuleBasedStateMachine):
     def a_sender_preempts(self, pick: int) -> None:
         """The next attempt is opened; what the one before read stays as it is until its end."""
         found = self.handoff(pick)
-        if found is None or found[1].sealed:
+        if found is not None and not found[1].sealed:
+            self.next_attempt(*found)
+
+    def next_attempt(self, engine: Engine, held: Held) -> Held | None:
+        transfer = next(t for t in self.transfers if t.transfer_id == held.key.transfer_id)
+        key = TransferKey(transfer.transfer_id, held.key.attempt + 1)
+        return self.world.hand_off(engine, key, transfer.prompt, transfer.named)
+
+    @rule(pick=picks)
+    def a_prompt_that_moves_starts_over(self, pick: int) -> None:
+        """Preempted and computed again, so soon that what moves of it is not there yet."""
+        moving = [
+            (write.source, held)
+            for write in self.world.writes()
+            for held in write.source.handoffs.values()
+            if held.incarnation == write.source.incarnation and not held.sealed and write.reads(held)
+        ]
+        found = self.pick(moving, pick)
+        if found is None:
             return
         engine, held = found
-        for transfer in self.transfers:
-            if transfer.transfer_id == held.key.transfer_id:
-                key = TransferKey(transfer.transfer_id, held.key.attempt + 1)
-                self.world.hand_off(engine, key, transfer.prompt, transfer.named)
+        again = self.next_attempt(engine, held)
+        if again is not None:
+            self.computed(engine, again)
+            while engine.said:
+                self.world.speak(engine, next(iter(engine.said)))
 
     @rule(pick=picks)
     def a_sender_cancels(self, pick: int) -> None:
@@ -365,7 +399,7 @@ class Machine(RuleBasedStateMachine):
         if found is not None and all((close.link, close.incarnation) != found for close in node.closes):
             self.world.feed(node, InletClosed(*found))
 
-    @rule(seed=st.integers(0, 1 << 32), actions=st.integers(1, 60), harm=st.sampled_from([0.05, 0.3, 1.0]))
+    @rule(**MUCH)
     def much_happens(self, seed: int, actions: int, harm: float) -> None:
         """Many of the above in a random order: cheaper by far than to draw them one by one."""
         random = Random(seed)
@@ -448,6 +482,7 @@ ACTIONS: list[tuple[float, bool, Act]] = [
     (8, False, lambda m, r: m.a_worker_computes(any_of(r), any_of(r), r.randint(1, 15), r.choice(LAYERS))),
     (5, False, lambda m, r: m.a_prompt_is_computed_to_its_end(any_of(r))),
     (2, True, lambda m, r: m.a_sender_preempts(any_of(r))),
+    (15, False, lambda m, r: m.a_prompt_that_moves_starts_over(any_of(r))),
     (1, True, lambda m, r: m.a_sender_cancels(any_of(r))),
     (2, True, lambda m, r: m.a_receiver_cancels(any_of(r))),
     (1, True, lambda m, r: m.an_engine_cancels_what_it_may_not_have(any_of(r), r.choice(list(Side)))),
@@ -457,7 +492,7 @@ ACTIONS: list[tuple[float, bool, Act]] = [
     (25, False, lambda m, r: m.a_process_is_heard(any_of(r))),
     (15, False, lambda m, r: m.a_daemon_carries_on(any_of(r), r.random() < 0.1)),
     (20, False, lambda m, r: m.items_arrive(any_of(r), r.randint(1, 4))),
-    (2, False, lambda m, r: m.much_is_carried_on(r.randint(1, 30))),
+    (6, False, lambda m, r: m.much_is_carried_on(r.randint(1, 30))),
     (1, True, lambda m, r: m.a_link_breaks(any_of(r), r.randint(0, 3))),
     (3, False, lambda m, r: m.a_side_notices(any_of(r), r.random() < 0.5)),
     (8, False, lambda m, r: m.bytes_land(any_of(r), r.randint(1, 20))),

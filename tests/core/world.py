@@ -237,6 +237,9 @@ class Write:
     def can_land(self) -> bool:
         return self.inlet is None or self.inlet.open
 
+    def reads(self, held: Held) -> bool:
+        return any(self.source.owner.get(address[3]) is held for address, _ in self.cells)
+
 
 @dataclass(slots=True, eq=False)
 class Stray:
