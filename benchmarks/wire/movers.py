@@ -117,14 +117,14 @@ class Movers:
                     ended=ended.set_result,
                 )
                 flying[ended] = (last - first) * case.run
+                self._pace.posted(flying[ended])
                 first = last
             done, _ = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 end = each.result()
                 if end.fault is not None:
                     raise RuntimeError(f"kvpushd, {case.name}: {end.fault}")
-                self._pace.ended(end.bytes, end.posted, end.ended)
-                del flying[each]
+                self._pace.ended(flying.pop(each), end.posted, end.ended)
         seconds = time.monotonic() - begun
         self._receiver.attend(Attention.IDLE)
         return seconds

@@ -15,8 +15,8 @@ WRITES = 3
 SAMPLE: Instant = 5_000_000
 """Nanoseconds that a sample of the rate covers at least. Ends are seen when a mover polls, several at once:
 the time from one to the next says nothing."""
-WEIGHT = 0.25
-"""What is forgotten of all earlier samples with each new one."""
+KEPT = 0.8
+"""What counts of earlier samples after another `SAMPLE` of a busy link."""
 LEAST_FLIGHT = 2 << 20
 """Bytes that may always be in flight."""
 FIRST_FLIGHT = 4 << 20
@@ -32,6 +32,10 @@ class Pace:
     most_write: int
     rate: float = 0.0
     """Bytes per second; 0 = not known."""
+    _in_flight: int = 0
+    _full: bool = False
+    """Whether, since the sample began, another write had no room. If not, what there was to move was less than
+    what may be in flight, and says nothing of what the link takes."""
     _begun: Instant = 0
     """Of the sample under way: since then, bytes have been in flight without a pause."""
     _gathered: int = 0
@@ -53,21 +57,41 @@ class Pace:
         """Bytes of one write: a part of that, so that the link has others when one ends."""
         return min(self.flight // WRITES, self.most_write)
 
+    def posted(self, size: int) -> None:
+        """A write of `size` bytes is under way."""
+        self._in_flight += size
+        self._full |= self._in_flight + self.write > self.flight
+
+    def failed(self, size: int) -> None:
+        """A write is terminal that says nothing of the link's rate."""
+        self._in_flight = max(self._in_flight - size, 0)
+
     def ended(self, size: int, posted: Instant, ended: Instant) -> None:
         """A write of `size` bytes was under way from `posted` to `ended`.
 
-        A sample is what ends within `SAMPLE` or more of a link that is busy throughout. A pause begins a new
-        one: what little was moved before it says how long the way is, not how wide.
+        A sample is what ends within `SAMPLE` or more of a link that is busy throughout; or less, where it had
+        all that may be in flight: a fast link is through with that before a sample is over. What few bytes are
+        moved between pauses says how long the way is, not how wide.
         """
+        full = self._in_flight + self.write > self.flight
+        self._in_flight = max(self._in_flight - size, 0)
         if posted > self._last_end:
-            self._begun, self._gathered = posted, 0
+            if self._gathered:
+                self._close()
+            self._begun = posted
+            self._full |= full
         self._gathered += size
         self._last_end = max(self._last_end, ended)
+        if self._last_end - self._begun >= SAMPLE or not self._in_flight:
+            self._close()
+
+    def _close(self) -> None:
+        """Ends the sample under way."""
         took = self._last_end - self._begun
-        if took < SAMPLE:
-            return
-        self._bytes += self._gathered - self._bytes * WEIGHT
-        self._time += took - self._time * WEIGHT
-        # Not the mean of the samples' rates: where ends are seen late, and then soon, that is too high.
-        self.rate = self._bytes * SECOND / self._time
-        self._begun, self._gathered = self._last_end, 0
+        if self._full or (took >= SAMPLE and self._gathered * SECOND > self.rate * took > 0):
+            # Not the mean of the samples' rates: where ends are seen late, and then soon, that is too high.
+            kept = KEPT ** (took / SAMPLE)
+            self._bytes = self._bytes * kept + self._gathered
+            self._time = self._time * kept + max(took, 1)
+            self.rate = self._bytes * SECOND / self._time
+        self._begun, self._gathered, self._full = self._last_end, 0, False

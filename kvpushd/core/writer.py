@@ -82,6 +82,7 @@ class Writer:
         self._writes[write] = Write(handoff.half, target, lane, size, now)
         self._reading[handoff.half] += 1
         self._schedule.posted(target.said.link, size)
+        self._pace(target.said.link).posted(size)
         source = engine.pools[lane.pair.source_rank]
         into = target.receiver.pools[lane.pair.target_rank]
         return Post(
@@ -131,8 +132,10 @@ class Writer:
         if found is None:
             return None
         pace = self._paces.get(found.target.said.link)
-        if event.fault is None and pace is not None:
-            pace.ended(event.bytes, event.posted, event.ended)
+        if pace is not None and event.fault is None:
+            pace.ended(found.size, event.posted, event.ended)
+        elif pace is not None:
+            pace.failed(found.size)
         self._schedule.ended(found.target.said.link, found.size)
         if found.handoff == found.target.handoff:
             found.lane.in_flight -= 1
