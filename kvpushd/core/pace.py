@@ -34,8 +34,8 @@ class Pace:
     """Bytes per second; 0 = not known."""
     _in_flight: int = 0
     _full: bool = False
-    """Whether, since the sample began, another write had no room. If not, what there was to move was less than
-    what may be in flight, and says nothing of what the link takes."""
+    """Whether, since the sample began, another write had no room. If not, there was less to move than may be
+    in flight, which says nothing of what the link takes."""
     _begun: Instant = 0
     """Of the sample under way: since then, bytes have been in flight without a pause."""
     _gathered: int = 0
@@ -70,8 +70,8 @@ class Pace:
         """A write of `size` bytes was under way from `posted` to `ended`.
 
         A sample is what ends within `SAMPLE` or more of a link that is busy throughout; or less, where it had
-        all that may be in flight: a fast link is through with that before a sample is over. What few bytes are
-        moved between pauses says how long the way is, not how wide.
+        all that may be in flight: a fast link is through with that before a sample is over. What few bytes
+        are moved between pauses says how long the way is, not how wide.
         """
         full = self._in_flight + self.write > self.flight
         self._in_flight = max(self._in_flight - size, 0)
