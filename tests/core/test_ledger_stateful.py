@@ -389,7 +389,7 @@ class Machine(RuleBasedStateMachine):
         young = [event for at, event in node.fed if at + LIMITS.lease > self.world.now]
         event = self.pick([event for event in young if isinstance(event, MAY_BE_DOUBLED)], which)
         if event is not None:
-            self.world.feed(node, event)
+            self.world.repeat(node, event)
 
     @rule(pick=picks, which=picks)
     def an_inlet_is_said_to_be_closed_that_nobody_closes(self, pick: int, which: int) -> None:

@@ -141,7 +141,7 @@ class Engine:
         self.handoffs: dict[TransferKey, Held] = {}
         self.used: set[tuple[Incarnation, TransferKey, Side]] = set()
         """A key is used once."""
-        self.ended_at: dict[TransferKey, Instant] = {}
+        self.ended_at: dict[tuple[Incarnation, TransferKey], Instant] = {}
         self.said: dict[Session, deque[Event]] = {}
         self.faults: list[Fault | None] = []
         """How its halves ended, in order."""
@@ -346,6 +346,10 @@ class World:
 
     def feed(self, node: Node, event: Event) -> None:
         node.fed.append((self.now, event))
+        self.repeat(node, event)
+
+    def repeat(self, node: Node, event: Event) -> None:
+        """Feeds what was fed before. It is as old as it was."""
         for instruction in node.ledger.handle(event, self.now):
             self._carry(node, instruction)
 
@@ -682,7 +686,7 @@ class World:
                     mine = write.post.sender == told.incarnation and blocks & set(held.blocks)
                     assert not mine, "no end while a write of it is not terminal (invariant 2)"
                 del engine.handoffs[told.key]
-                engine.ended_at[told.key] = self.now
+                engine.ended_at[told.incarnation, told.key] = self.now
                 engine.give_back(held)
             case TellRejected():
                 halves = engine.reservations if told.side is Side.RECEIVER else engine.handoffs
@@ -793,7 +797,7 @@ class World:
         event = engine.said[session].popleft()
         if not engine.said[session]:
             del engine.said[session]
-        if isinstance(event, HandedOff | Advanced) and self._is_too_late(engine, event.key):
+        if isinstance(event, HandedOff | Advanced) and self._is_too_late(engine, event):
             return
         match event:
             case Reserved():
@@ -808,9 +812,10 @@ class World:
                 pass
         self.feed(engine.node, event)
 
-    def _is_too_late(self, engine: Engine, key: TransferKey) -> bool:
+    def _is_too_late(self, engine: Engine, event: HandedOff | Advanced) -> bool:
         """No session is silent for as long as the ledger remembers what has ended."""
-        return key in engine.ended_at and engine.ended_at[key] + self.limits.lease <= self.now
+        ended = engine.ended_at.get((event.incarnation, event.key))
+        return ended is not None and ended + self.limits.lease <= self.now
 
     # --- time --------------------------------------------------------------------------------------------
 
