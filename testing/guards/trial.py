@@ -28,6 +28,8 @@ BROKEN = (
     "UnboundLocalError",
 )
 """What code that was cut badly raises, whatever was asked of it: it proves nothing."""
+CRASHES = (-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT)
+"""How a test process ends that touched memory which is not there (any more)."""
 
 
 class Outcome(Enum):
@@ -63,6 +65,9 @@ def run(tree: Tree, tests: Sequence[str]) -> dict[str, Outcome]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    if process.returncode in CRASHES:
+        # As good as a failure; but it took the report with it, and with that which test it was.
+        return {test: run(tree, [test])[test] for test in tests} if tests[1:] else {tests[0]: Outcome.FAILED}
     if not report.exists():
         return dict.fromkeys(tests, Outcome.BROKEN)
     cases: defaultdict[str, set[Outcome]] = defaultdict(set)

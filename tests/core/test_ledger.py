@@ -1193,6 +1193,30 @@ def test_a_name_means_the_engine_that_bears_it_now_though_the_last_one_is_still_
     assert node.announce("B#1", d, key=OTHER) == []
 
 
+def test_a_reservation_that_ended_is_not_opened_by_an_announcement_that_comes_again() -> None:
+    """Its blocks are its engine's again: another incarnation's handoff must not be written into them."""
+    node = Hostile()
+    d = node.describe("B#1", "D")
+    node.announce("B#1", d)
+    node.ledger.handle(EngineLeft(node.p, "killed"), 0)
+    again = Incarnation(b"q" * 16)
+    node.ledger.handle(EngineJoined(again, "P", {"model": "m"}, 1, 1), 0)
+    node.ledger.handle(PoolMapped(again, 0, LAYOUT), 0)
+    node.ledger.handle(HandedOff(again, KEY, (listed(0, 1, 2),), seal=7), 0)
+    node.ledger.handle(Advanced(again, 0, KEY, 7, at=0), 0)
+    assert node.announce("B#1", d) == []
+    assert not node.ledger.writes
+
+
+def test_a_reservation_that_was_refused_is_not_opened_by_an_announcement_that_comes_again() -> None:
+    node = Hostile(receiver_engine_id="D")
+    d = node.view("D").incarnation
+    assert refusal(node.announce("B#1", d)) is Reason.STALE_INCARNATION
+    node.describe("B#1", "D")
+    assert node.announce("B#1", d) == []
+    assert not node.ledger.writes
+
+
 def test_a_handoff_that_names_its_receiver_is_no_other_engines() -> None:
     node = Hostile(receiver_engine_id="D")
     assert refusal(node.announce("C#2", node.describe("C#2", "X"))) is Reason.FORBIDDEN

@@ -78,3 +78,16 @@ def test_a_missing_guard_is_noticed_and_a_change_that_matters_to_nobody_is_not(t
     broken = replace(guard, before="def window_bytes(", after="def window_sizes(")
     for change, outcome in ((guard, Outcome.FAILED), (harmless, Outcome.PASSED), (broken, Outcome.BROKEN)):
         assert trial.caught(tree, change) == dict.fromkeys(guard.tests, outcome)
+
+
+def test_a_test_whose_process_crashes_has_failed_and_its_neighbours_have_not(tmp_path: Path) -> None:
+    tree = Tree.copy(tmp_path / "tree")
+    plan = GUARDS[CHEAP]
+    crashing = replace(
+        plan,
+        before="        cuts: dict[_Groups, list[_Pieces]] = {}\n",
+        after="        cuts = __import__('ctypes').string_at(0)\n",
+        tests=(plan.tests[0], "tests/core/test_pace.py::test_an_unknown_link_starts_in_the_middle"),
+    )
+    failing, passing = crashing.tests
+    assert trial.caught(tree, crashing) == {failing: Outcome.FAILED, passing: Outcome.PASSED}
