@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
@@ -54,6 +54,10 @@ class Ranked(Generic[K]):
             return None
         del self._ranks[found[0]]
         return found[0]
+
+    def __iter__(self) -> Iterator[K]:
+        """Over those that are there now, in no order; they may be put anew meanwhile."""
+        return iter(list(self._ranks))
 
     def __contains__(self, key: K) -> bool:
         return key in self._ranks

@@ -12,10 +12,10 @@ from kvpushd.core.words import SECOND, Instant, LinkId
 
 T = TypeVar("T", bound=Hashable)
 
-AGING = 16 << 20
-"""Bytes that a transfer gains on younger ones per second of its waiting. Far below what a link carries, else
-every large transfer soon outranks the small ones that come after it. (On a link of 183 MB/s, 300-token
-prompts beside 8,000-token ones took a median of 2.8 s at 256 MiB/s, and 0.4 to 1.5 s at this.)"""
+PATIENCE = 64
+"""A transfer that has waited so many times as long as its bytes take goes before whatever comes now. The
+fewer, the longer a short one may wait for a long one that is nearly through: at 11, on a link of 176 MB/s, one
+of ten 300-token prompts that came beside two of 8,000 tokens did so for 200 ms, and at 64 for up to 130."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,8 @@ class Candidate(Generic[T]):
 class _Line(Generic[T]):
     """All that waits for one link, and the bytes in flight to it."""
 
+    rate: int
+    """Bytes per second that it carries, as far as their order goes: one for all that wait."""
     in_flight: int = 0
     waiting: Ranked[T] = field(default_factory=Ranked)
 
@@ -44,17 +46,17 @@ class _Line(Generic[T]):
 class Schedule(Generic[T]):
     """Shortest remaining first, aged, within a priority; and at most `flight` bytes on their way to a link.
 
-    A transfer that waits gains on younger ones as if `aging` bytes of it had moved each second: a short
-    prompt overtakes a long one, but only so often, and nothing starves. As all gain alike, who is before
-    whom does not change with time.
+    A transfer that waits gains on younger ones as if bytes of it moved all the while, at the link's `rate` by
+    `PATIENCE`: a short prompt overtakes a long one, but only so often, and nothing starves. As all gain
+    alike, who is before whom does not change with time.
 
     The first in line waits for room for its whole write; it is not overtaken because of its size, and a link
     with nothing in flight takes any.
     """
 
-    def __init__(self, flight: Callable[[LinkId], int], aging: int = AGING) -> None:
+    def __init__(self, flight: Callable[[LinkId], int], rate: Callable[[LinkId], float]) -> None:
         self._flight = flight
-        self._aging = aging
+        self._rate = rate
         self._candidates: dict[T, Candidate[T]] = {}
         self._lines: dict[LinkId, _Line[T]] = {}
         self._stirred: dict[LinkId, None] = {}
@@ -63,8 +65,8 @@ class Schedule(Generic[T]):
     def offer(self, candidate: Candidate[T]) -> None:
         """A transfer waits for its turn, in place of what it offered before."""
         self._candidates[candidate.what] = candidate
-        rank = (-candidate.priority, candidate.remaining * SECOND + candidate.since * self._aging)
-        self._lines.setdefault(candidate.link, _Line()).waiting.put(candidate.what, rank)
+        line = self._line(candidate.link)
+        line.waiting.put(candidate.what, _rank(candidate, line.rate))
         self._stirred[candidate.link] = None
 
     def withdraw(self, what: T) -> None:
@@ -92,13 +94,26 @@ class Schedule(Generic[T]):
 
     def posted(self, link: LinkId, size: int) -> None:
         """A write of `size` bytes is in flight."""
-        self._lines.setdefault(link, _Line()).in_flight += size
+        self._line(link).in_flight += size
 
     def ended(self, link: LinkId, size: int) -> None:
         """It is terminal."""
-        self._lines[link].in_flight -= size
+        line = self._lines[link]
+        line.in_flight -= size
+        rate = int(self._rate(link))
+        if not line.rate <= 2 * rate <= 4 * line.rate:
+            # Seldom, hence all of them: ranks of different rates can't be compared.
+            line.rate = rate
+            for what in line.waiting:
+                line.waiting.put(what, _rank(self._candidates[what], rate))
         self._stirred[link] = None
         self._tidy(link)
+
+    def _line(self, link: LinkId) -> _Line[T]:
+        line = self._lines.get(link)
+        if line is None:
+            line = self._lines[link] = _Line(int(self._rate(link)))
+        return line
 
     def _tidy(self, link: LinkId) -> None:
         line = self._lines[link]
@@ -107,3 +122,7 @@ class Schedule(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._candidates)
+
+
+def _rank(candidate: Candidate[T], rate: int) -> tuple[int, int]:
+    return -candidate.priority, candidate.remaining * SECOND * PATIENCE + candidate.since * rate

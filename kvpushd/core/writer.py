@@ -37,7 +37,9 @@ class Writer:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._paces: dict[LinkId, Pace] = {}
-        self._schedule: Schedule[TargetKey] = Schedule(lambda link: self._pace(link).flight)
+        self._schedule: Schedule[TargetKey] = Schedule(
+            flight=lambda link: self._pace(link).flight, rate=self.rate
+        )
         self._writes: dict[WriteId, Write] = {}
         self._reading: Counter[HalfKey] = Counter()
         self._last = 0

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpushd.core.ranked import Ranked
-from kvpushd.core.schedule import Candidate, Schedule
+from kvpushd.core.schedule import PATIENCE, Candidate, Schedule
 from kvpushd.core.words import SECOND, LinkId
 
 A, B = LinkId("a"), LinkId("b")
@@ -29,40 +29,62 @@ def up_to(flight: int) -> Callable[[LinkId], int]:
     return lambda link: flight
 
 
+def carries(rate: int) -> Callable[[LinkId], float]:
+    """The same for every link."""
+    return lambda link: rate
+
+
 def order(schedule: Schedule[str]) -> list[str]:
     """Pops until it says no, without anything in flight."""
     return [candidate.what for candidate in iter(schedule.pop, None)]
 
 
 def test_the_shortest_goes_first() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     for what, remaining in (("long", 8000), ("short", 300), ("middle", 1000)):
         schedule.offer(wants(what, remaining))
     assert order(schedule) == ["short", "middle", "long"]
 
 
 def test_a_larger_priority_goes_before_a_shorter_one() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     schedule.offer(wants("short", 1))
     schedule.offer(wants("important", 9000, priority=1))
     assert order(schedule) == ["important", "short"]
 
 
 def test_a_transfer_that_has_waited_long_goes_before_a_shorter_one_that_came_now() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), aging=256 * MIB)
+    schedule: Schedule[str] = Schedule(up_to(100), carries(PATIENCE * 256 * MIB))
     schedule.offer(wants("old and long", 1024 * MIB, since=0))
     schedule.offer(wants("new and short", 1, since=5 * SECOND))
     assert order(schedule) == ["old and long", "new and short"]
 
 
+def test_who_has_waited_long_is_known_as_soon_as_the_links_rate_is() -> None:
+    rates = {A: 0.0, B: 0.0}
+    schedule: Schedule[str] = Schedule(up_to(100), rates.__getitem__)
+    schedule.posted(A, 100)
+    schedule.posted(B, 100)
+    for link in (A, B):
+        schedule.offer(wants(f"old and long on {link}", 1024 * MIB, since=0, link=link))
+        schedule.offer(wants(f"new and short on {link}", 1, since=5 * SECOND, link=link))
+    rates[A] = PATIENCE * 256.0 * MIB
+    for link in (A, B):
+        schedule.ended(link, 100)
+    assert order(schedule) == [
+        *(f"{what} on a" for what in ("old and long", "new and short")),
+        *(f"{what} on b" for what in ("new and short", "old and long")),
+    ]
+
+
 def test_an_idle_link_takes_a_write_of_any_size() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     schedule.offer(wants("large", 5000, size=5000))
     assert schedule.pop() is not None
 
 
 def test_a_busy_link_takes_what_has_room_and_the_first_in_line_is_not_overtaken() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     schedule.posted(A, 60)
     schedule.offer(wants("first", 50, size=50))
     schedule.offer(wants("second", 60, size=10))
@@ -74,7 +96,7 @@ def test_a_busy_link_takes_what_has_room_and_the_first_in_line_is_not_overtaken(
 
 
 def test_links_do_not_wait_for_one_another() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     schedule.posted(A, 100)
     schedule.offer(wants("here", 1))
     schedule.offer(wants("there", 9000, link=B))
@@ -82,7 +104,7 @@ def test_links_do_not_wait_for_one_another() -> None:
 
 
 def test_what_is_withdrawn_has_no_turn_and_what_is_offered_anew_has_one() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100))
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     schedule.offer(wants("gone", 1))
     schedule.offer(wants("changed", 2))
     schedule.offer(wants("changed", 3, size=7))
@@ -102,7 +124,7 @@ def test_no_link_has_more_in_flight_than_it_may_and_none_is_idle_while_something
     sizes: list[int], cap: int, seed: int
 ) -> None:
     random = Random(seed)
-    schedule: Schedule[int] = Schedule(up_to(cap))
+    schedule: Schedule[int] = Schedule(up_to(cap), carries(MIB))
     waiting = dict(enumerate(sizes))
     links = {what: random.choice([A, B]) for what in waiting}
     flying: list[tuple[LinkId, int]] = []
@@ -121,9 +143,10 @@ def test_no_link_has_more_in_flight_than_it_may_and_none_is_idle_while_something
 
 
 def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
-    # The link carries 100 MiB a second; each moment brings a short transfer that fills it alone.
-    schedule: Schedule[str] = Schedule(up_to(10 * MIB), aging=256 * MIB)
-    left, ended_at, came = 400 * MIB, None, Counter[str]()
+    # The link carries 100 MiB a second; each moment brings a short transfer that fills it alone. What takes
+    # 0.4 seconds has waited long after 26.
+    schedule: Schedule[str] = Schedule(up_to(10 * MIB), carries(100 * MIB))
+    left, ended_at, came = 40 * MIB, None, Counter[str]()
     schedule.offer(wants("long", left, size=10 * MIB))
     flying: deque[Candidate[str]] = deque()
     for moment in range(400):
@@ -141,9 +164,9 @@ def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
                 schedule.offer(wants("long", left, size=10 * MIB))
             elif ended_at is None:
                 ended_at = now
-    assert came["short"] > came["long"] == 40
+    assert came["short"] > came["long"] == 4
     assert ended_at is not None
-    assert ended_at < 15 * SECOND
+    assert ended_at < 27 * SECOND
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(0, 20)), max_size=200))
