@@ -13,9 +13,10 @@ from kvpushd.core.words import SECOND, Instant, LinkId
 T = TypeVar("T", bound=Hashable)
 
 PATIENCE = 64
-"""A transfer that has waited so many times as long as its bytes take goes before whatever comes now. The
-fewer, the longer a short one may wait for a long one that is nearly through: at 11, on a link of 176 MB/s, one
-of ten 300-token prompts that came beside two of 8,000 tokens did so for 200 ms, and at 64 for up to 130."""
+"""A transfer that has waited so many times as long as its bytes take goes before whatever comes now.
+
+The fewer, the longer a short one may wait for a long one that is nearly through: at 11, on a link of
+176 MB/s, one of ten 300-token prompts beside two of 8,000 did so for 200 ms, and at 64 for up to 130."""
 
 
 @dataclass(frozen=True, slots=True)
