@@ -117,7 +117,7 @@ class Movers:
                     ended=ended.set_result,
                 )
                 flying[ended] = (last - first) * case.run
-                self._pace.posted(flying[ended])
+                self._pace.posted(flying[ended], time.monotonic_ns())
                 first = last
             done, _ = await asyncio.wait(flying, return_when=asyncio.FIRST_COMPLETED)
             for each in done:

@@ -7,9 +7,14 @@ from dataclasses import dataclass
 
 from kvpushd.core.words import SECOND, Instant
 
-HORIZON: Instant = 20_000_000
-"""What is in flight should be worth so many nanoseconds: long against the way of a completion and the next
-post (1 to 2 ms on a busy machine), short against what a small transfer can bear to wait behind."""
+HORIZON: Instant = 60_000_000
+"""What is in flight should be worth so many nanoseconds: each write costs a daemon and its mover some CPU,
+whatever it carries. (96 MiB at 176 MB/s took 0.45 s of it at 20 ms, 0.3 at 40, 0.27 at 80.)"""
+CROWDED: Instant = 20_000_000
+"""The same on a link on which transfers overtake one another: long against the way of a completion and the
+next post (some milliseconds on a busy machine), short against what a small one can bear to wait behind."""
+MEMORY: Instant = 2_000_000_000
+"""For so many nanoseconds after one has overtaken another, the next is expected to."""
 WRITES = 3
 """In flight at a time: when one has ended the others last until the next is there, though that be late."""
 SAMPLE: Instant = 5_000_000
@@ -32,10 +37,15 @@ class Pace:
     most_write: int
     rate: float = 0.0
     """Bytes per second; 0 = not known."""
+    _now: Instant = 0
+    _crowded_until: Instant = 0
     _in_flight: int = 0
     _full: bool = False
-    """Whether, since the sample began, another write had no room. If not, there was less to move than may be
-    in flight, which says nothing of what the link takes."""
+    """Whether, since the sample began, another write had no room."""
+    _most: int = 0
+    """Bytes that were in flight at a time since then."""
+    _counted: bool = False
+    """Whether the sample before it did, and no pause was between."""
     _begun: Instant = 0
     """Of the sample under way: since then, bytes have been in flight without a pause."""
     _gathered: int = 0
@@ -49,7 +59,8 @@ class Pace:
     @property
     def flight(self) -> int:
         """Bytes to have in flight."""
-        wanted = int(self.rate * HORIZON / SECOND) if self.rate else FIRST_FLIGHT
+        horizon = CROWDED if self._now < self._crowded_until else HORIZON
+        wanted = int(self.rate * horizon / SECOND) if self.rate else FIRST_FLIGHT
         return min(max(wanted, LEAST_FLIGHT), self.most_flight)
 
     @property
@@ -57,8 +68,13 @@ class Pace:
         """Bytes of one write: a part of that, so that the link has others when one ends."""
         return min(self.flight // WRITES, self.most_write)
 
-    def posted(self, size: int) -> None:
+    def overtaken(self, now: Instant) -> None:
+        """A transfer goes before one that had begun: what it had in flight is what this one waits for."""
+        self._now, self._crowded_until = now, now + MEMORY
+
+    def posted(self, size: int, now: Instant) -> None:
         """A write of `size` bytes is under way."""
+        self._now = now
         self._in_flight += size
         self._full |= self._in_flight + self.write > self.flight
 
@@ -70,17 +86,18 @@ class Pace:
         """A write of `size` bytes was under way from `posted` to `ended`.
 
         A sample is what ends within `SAMPLE` or more of a link that is busy throughout; or less, where it had
-        all that may be in flight: a fast link is through with that before a sample is over. What few bytes
-        are moved between pauses says how long the way is, not how wide.
+        all that may be in flight: a fast link is through with that before a sample is over. Few bytes say how
+        long the way is, not how wide, and count for nothing.
         """
-        full = self._in_flight + self.write > self.flight
+        full, most = self._in_flight + self.write > self.flight, self._in_flight
         self._in_flight = max(self._in_flight - size, 0)
         if posted > self._last_end:
             if self._gathered:
                 self._close()
-            self._begun = posted
+            self._begun, self._counted = posted, False
             self._full |= full
         self._gathered += size
+        self._most = max(self._most, most)
         self._last_end = max(self._last_end, ended)
         if self._last_end - self._begun >= SAMPLE or not self._in_flight:
             self._close()
@@ -88,10 +105,14 @@ class Pace:
     def _close(self) -> None:
         """Ends the sample under way."""
         took = self._last_end - self._begun
-        if self._full or (took >= SAMPLE and self._gathered * SECOND > self.rate * took > 0):
+        # At this rate, what is under way keeps the link busy for longer than any way takes: it is the link's.
+        slow = took >= SAMPLE and self._most * took >= CROWDED * self._gathered
+        before, self._counted = self._counted, self._full or slow
+        # So does what was under way with that and ended later, else only its slow half would count.
+        if self._counted or before:
             # Not the mean of the samples' rates: where ends are seen late, and then soon, that is too high.
             kept = KEPT ** (took / SAMPLE)
             self._bytes = self._bytes * kept + self._gathered
             self._time = self._time * kept + max(took, 1)
             self.rate = self._bytes * SECOND / self._time
-        self._begun, self._gathered, self._full = self._last_end, 0, False
+        self._begun, self._gathered, self._full, self._most = self._last_end, 0, False, 0

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from kvpushd.core.ranked import Ranked
@@ -32,6 +32,8 @@ class Candidate(Generic[T]):
     """When it was matched."""
     size: int
     """Bytes of the write that it wants to post now."""
+    overtakes: bool = False
+    """Whether the one that had the last turn on its link wants the next one, too."""
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class _Line(Generic[T]):
     rate: int
     """Bytes per second that it carries, as far as their order goes: one for all that wait."""
     in_flight: int = 0
+    last: T | None = None
+    """Who had the last turn."""
     waiting: Ranked[T] = field(default_factory=Ranked)
 
 
@@ -88,8 +92,11 @@ class Schedule(Generic[T]):
                 candidate = self._candidates[found[0]]
                 if not line.in_flight or line.in_flight + candidate.size <= self._flight(link):
                     line.waiting.drop(found[0])
+                    overtakes = line.last is not None and line.last in line.waiting
+                    line.last = candidate.what
                     self._tidy(candidate.link)
-                    return self._candidates.pop(found[0])
+                    del self._candidates[candidate.what]
+                    return replace(candidate, overtakes=True) if overtakes else candidate
             del self._stirred[link]
         return None
 

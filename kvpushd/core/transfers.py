@@ -133,7 +133,7 @@ class Transfers:
 
     def pump(self, now: Instant) -> None:
         """Posts what the schedule lets go."""
-        while (key := self._writer.turn()) is not None:
+        while (key := self._writer.turn(now)) is not None:
             target = self.targets.get(key)
             handoff = self.handoffs.get(target.handoff) if target is not None else None
             engine = self._engines.get(handoff.incarnation) if handoff is not None else None

@@ -66,10 +66,14 @@ class Writer:
         """A target has nothing to write (any more)."""
         self._schedule.withdraw(target.key)
 
-    def turn(self) -> TargetKey | None:
+    def turn(self, now: Instant) -> TargetKey | None:
         """Takes the next target out of the line that may write; None if none may."""
         candidate = self._schedule.pop()
-        return candidate.what if candidate is not None else None
+        if candidate is None:
+            return None
+        if candidate.overtakes:
+            self._pace(candidate.link).overtaken(now)
+        return candidate.what
 
     def post(self, target: Target, handoff: Handoff, engine: Engine, now: Instant) -> Post | None:
         """The write whose turn it is; None where there is nothing to write."""
@@ -84,7 +88,7 @@ class Writer:
         self._writes[write] = Write(handoff.half, target, lane, size, now)
         self._reading[handoff.half] += 1
         self._schedule.posted(target.said.link, size)
-        self._pace(target.said.link).posted(size)
+        self._pace(target.said.link).posted(size, now)
         source = engine.pools[lane.pair.source_rank]
         into = target.receiver.pools[lane.pair.target_rank]
         return Post(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from kvpushd.core.pace import FIRST_FLIGHT, HORIZON, LEAST_FLIGHT, Pace
+from kvpushd.core.pace import CROWDED, FIRST_FLIGHT, HORIZON, LEAST_FLIGHT, MEMORY, Pace
 from kvpushd.core.words import SECOND, Instant
 
 MIB = 1 << 20
@@ -44,7 +44,7 @@ class Link:
                 cut = min(self.pace.write, left, size)
                 left, flying, count = left - cut, flying + cut, count + 1
                 self._most = max(self._most, flying)
-                self.pace.posted(cut)
+                self.pace.posted(cut, self.now)
                 self._poster = posted = max(self._poster, self.now) + self.post
                 self._wire = max(self._wire, posted) + int(cut * SECOND / self.rate)
                 seen = -(-(self._wire + self.way) // self.look) * self.look
@@ -61,11 +61,23 @@ class Link:
         return self._most
 
 
-@pytest.mark.parametrize("rate", [2e8, 1e9, 5e9])
+@pytest.mark.parametrize("rate", [2e8, 1e9, 4e9])
 def test_what_is_in_flight_is_worth_the_horizon(rate: float) -> None:
     link = Link(rate)
     link.carry(int(2 * rate))
     assert link.pace.flight == pytest.approx(rate * HORIZON / SECOND, rel=0.1)
+
+
+def test_less_is_in_flight_where_transfers_overtake_one_another_and_for_a_while_after() -> None:
+    link = Link(1e9)
+    link.carry(1 << 30)
+    link.pace.overtaken(link.now)
+    assert link.pace.flight == pytest.approx(1e9 * CROWDED / SECOND, rel=0.1)
+    link.carry(1 << 30)
+    assert link.pace.flight == pytest.approx(1e9 * CROWDED / SECOND, rel=0.1)
+    link.now += MEMORY
+    link.carry(1 << 30)
+    assert link.pace.flight == pytest.approx(1e9 * HORIZON / SECOND, rel=0.1)
 
 
 @pytest.mark.parametrize("look", [MS // 50, MS, 5 * MS])
@@ -125,26 +137,29 @@ def test_small_transfers_do_not_make_a_fast_link_look_slow(pause: Instant) -> No
 def test_small_writes_without_a_pause_do_not_make_a_fast_link_look_slow() -> None:
     pace, at = Pace(MOST, 64 * MIB, rate=2e9), 0
     wide = pace.flight
-    pace.posted(65536)
+    pace.posted(65536, 0)
     for _ in range(200):
-        pace.posted(65536)
+        pace.posted(65536, at)
         pace.ended(65536, at, at + MS)
         at += MS
     assert pace.flight == wide
 
 
-def test_a_link_that_has_become_slow_is_found_to_be() -> None:
+@pytest.mark.parametrize("size", [14 * MIB, 1 << 28])
+def test_a_link_that_has_become_slow_is_found_to_be(size: int) -> None:
     link = Link(5e9)
     link.carry(1 << 30)
     link.rate = 2e8
-    link.carry(1 << 28)
+    for _ in range(1 + (1 << 28) // size):
+        link.carry(size)
+        link.now += SECOND
     assert link.pace.flight == pytest.approx(2e8 * HORIZON / SECOND, rel=0.1)
 
 
 def test_the_time_that_a_write_stood_in_line_is_not_the_links() -> None:
     pace = Pace(MOST, 64 * MIB)
     for _ in range(2):
-        pace.posted(8 * MIB)
+        pace.posted(8 * MIB, 0)
     pace.ended(8 * MIB, 0, 8 * MS)
     pace.ended(8 * MIB, 0, 16 * MS)
     assert pace.rate == pytest.approx(MIB * 1000)
@@ -153,10 +168,10 @@ def test_the_time_that_a_write_stood_in_line_is_not_the_links() -> None:
 def test_writes_that_fail_count_for_nothing() -> None:
     pace = Pace(MOST, 64 * MIB, rate=2e9)
     for _ in range(50):
-        pace.posted(16 * MIB)
+        pace.posted(16 * MIB, 0)
         pace.failed(16 * MIB)
     assert pace.rate == 2e9
-    pace.posted(4096)
+    pace.posted(4096, 0)
     pace.ended(4096, 0, 10 * MS)
     assert pace.rate == 2e9
 
@@ -166,7 +181,7 @@ def test_ends_that_are_seen_together_do_not_make_a_link_look_fast() -> None:
     for begun in range(0, 400 * MS, 10 * MS):
         # 2 MiB in 10 ms, of which a mover hears at one go.
         for _ in range(2):
-            pace.posted(MIB)
+            pace.posted(MIB, begun)
         pace.ended(MIB, begun, begun + 10 * MS)
         pace.ended(MIB, begun, begun + 10 * MS + 1000)
     assert pace.rate in (0.0, pytest.approx(2 * MIB * 100, rel=0.05))
@@ -177,7 +192,7 @@ def test_ends_that_are_seen_late_and_then_soon_do_not_make_a_link_look_fast() ->
     for begun in range(0, 1000 * MS, 30 * MS):
         # 8 MiB each 15 ms, of which a busy mover sees every other one 9 ms late.
         for _ in range(2):
-            pace.posted(8 * MIB)
+            pace.posted(8 * MIB, begun)
         pace.ended(8 * MIB, begun, begun + 24 * MS)
         pace.ended(8 * MIB, begun, begun + 30 * MS)
     assert pace.rate == pytest.approx(16 * MIB * SECOND / (30 * MS), rel=0.1)

@@ -95,6 +95,19 @@ def test_a_busy_link_takes_what_has_room_and_the_first_in_line_is_not_overtaken(
     assert first.what == "first"
 
 
+def test_one_overtakes_another_that_would_go_on() -> None:
+    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
+    schedule.posted(A, 1)
+    turns = []
+    for what, remaining in (("long", 9000), ("long", 8000), ("short", 10), ("long", 7000)):
+        schedule.offer(wants("long", 8000))
+        schedule.offer(wants(what, remaining))
+        found = schedule.pop()
+        assert found is not None
+        turns.append((found.what, found.overtakes))
+    assert turns == [("long", False), ("long", False), ("short", True), ("long", False)]
+
+
 def test_links_do_not_wait_for_one_another() -> None:
     schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
     schedule.posted(A, 100)
