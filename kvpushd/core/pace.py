@@ -13,8 +13,9 @@ whatever it carries. (96 MiB at 176 MB/s took 0.45 s of it at 20 ms, 0.3 at 40, 
 CROWDED: Instant = 20_000_000
 """The same on a link on which transfers overtake one another: long against the way of a completion and the
 next post (some milliseconds on a busy machine), short against what a small one can bear to wait behind."""
-MEMORY: Instant = 2_000_000_000
-"""For so many nanoseconds after one has overtaken another, the next is expected to."""
+MEMORY: Instant = 60_000_000_000
+"""For so many nanoseconds after one has overtaken another, the next is expected to: what is asked of a node
+is of one kind for longer than a transfer takes."""
 WRITES = 3
 """In flight at a time: when one has ended the others last until the next is there, though that be late."""
 SAMPLE: Instant = 5_000_000
