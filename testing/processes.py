@@ -34,11 +34,14 @@ def age(pid: int) -> float:
 
 def movers_of(daemon: int) -> list[int]:
     """Its children that are movers, or may become one."""
-    found = []
-    for thread in Path(f"/proc/{daemon}/task").iterdir():
-        # The kernel lists a child under the thread that started it.
-        found += [int(pid) for pid in (thread / "children").read_text().split() if is_mover(int(pid))]
-    return sorted(found)
+    while True:
+        threads = list(Path(f"/proc/{daemon}/task").iterdir())
+        try:
+            # The kernel lists a child under the thread that started it, and once that ended under another.
+            children = [pid for thread in threads for pid in (thread / "children").read_text().split()]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        return sorted(int(pid) for pid in children if is_mover(int(pid)))
 
 
 def spares_of(daemon: int) -> list[int]:
