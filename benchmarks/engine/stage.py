@@ -141,21 +141,42 @@ class Stage(Ensemble):
     ) -> Rounds:
         """Plays paired rounds: in each, every contender once, in an order that turns round by round.
 
-        `told` is the measure that the progress names.
+        `told` is the measure that the progress names. A family that leaves a request without an answer is
+        left out, with what it had done before; raises TimeoutError if that is kvpushd.
         """
         found = Rounds(scenario)
         total = self.job.rounds if count is None else count
+        silent: set[Family] = set()
         for number in range(total):
             turn = number % len(contenders)
             order = [*contenders[turn:], *contenders[:turn]]
             for contender in order if number % 2 == 0 else reversed(order):
-                trial = self._turn(contender, play, number)
-                found.add(contender, number, trial)
+                if contender.family in silent:
+                    continue
+                try:
+                    found.add(contender, number, self._turn(contender, play, number))
+                except TimeoutError as error:
+                    if contender.family == "kvpushd":
+                        raise
+                    silent.add(contender.family)
+                    self._leave_out(found, contender, number, error)
             factor, unit = unit_of(told)
-            said = [f"{c.name} {found.values(c, told)[-1] * factor:.0f}" for c in contenders]
+            said = [
+                f"{c.name} {found.values(c, told)[-1] * factor:.0f}"
+                for c in contenders
+                if c.family not in silent
+            ]
             self.job.say(f"{scenario} {number + 1}/{total}: {told} {unit}: {', '.join(said)}")
         self.rows += found.rows
         return found
+
+    def _leave_out(self, found: Rounds, contender: Contender, number: int, error: TimeoutError) -> None:
+        for name in found.drop(contender.family) or [contender.name]:
+            self.chosen.append(
+                f"{found.scenario}: {name} is left out: in round {number + 1} {contender.name} left a "
+                f"request without an answer ({error})"
+            )
+            self.job.say(self.chosen[-1])
 
     def _turn(self, contender: Contender, play: Play, number: int) -> Turn:
         with self.pair(contender) as pair:
@@ -169,13 +190,23 @@ class Rounds:
         self.scenario = scenario
         self.rows: list[Row] = []
         self.trials: dict[str, list[Turn]] = {}
+        self._families: dict[str, Family] = {}
 
     def add(self, contender: Contender, number: int, trial: Turn) -> None:
         """A contender's turn."""
+        self._families[contender.name] = contender.family
         self.trials.setdefault(contender.name, []).append(trial)
         self.rows.append(Row(self.scenario, contender.name, number, "trial", trial.values()))
         for sample in trial.samples:
             self.rows.append(Row(self.scenario, contender.name, number, sample.kind, sample.values()))
+
+    def drop(self, family: Family) -> list[str]:
+        """Forgets all contenders of a family, and says who they are."""
+        names = [name for name, known in self._families.items() if known == family]
+        for name in names:
+            self.trials.pop(name, None)
+        self.rows = [row for row in self.rows if row.contender not in names]
+        return names
 
     def values(self, contender: Contender, measure: str) -> list[float]:
         """A measure of a contender's turns, round by round. Raises KeyError if it has none."""
