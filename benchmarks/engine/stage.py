@@ -159,7 +159,8 @@ class Stage(Ensemble):
                     if contender.family == "kvpushd":
                         raise
                     silent.add(contender.family)
-                    self._leave_out(found, contender, number, error)
+                    why = f"in round {number + 1} {contender.name} left a request without an answer ({error})"
+                    self._leave_out(found, [c for c in contenders if c.family == contender.family], why)
             factor, unit = unit_of(told)
             said = [
                 f"{c.name} {found.values(c, told)[-1] * factor:.0f}"
@@ -170,12 +171,10 @@ class Stage(Ensemble):
         self.rows += found.rows
         return found
 
-    def _leave_out(self, found: Rounds, contender: Contender, number: int, error: TimeoutError) -> None:
-        for name in found.drop(contender.family) or [contender.name]:
-            self.chosen.append(
-                f"{found.scenario}: {name} is left out: in round {number + 1} {contender.name} left a "
-                f"request without an answer ({error})"
-            )
+    def _leave_out(self, found: Rounds, contenders: Sequence[Contender], why: str) -> None:
+        for contender in contenders:
+            found.drop(contender)
+            self.chosen.append(f"{found.scenario}: {contender.name} is left out: {why}")
             self.job.say(self.chosen[-1])
 
     def _turn(self, contender: Contender, play: Play, number: int) -> Turn:
@@ -190,23 +189,18 @@ class Rounds:
         self.scenario = scenario
         self.rows: list[Row] = []
         self.trials: dict[str, list[Turn]] = {}
-        self._families: dict[str, Family] = {}
 
     def add(self, contender: Contender, number: int, trial: Turn) -> None:
         """A contender's turn."""
-        self._families[contender.name] = contender.family
         self.trials.setdefault(contender.name, []).append(trial)
         self.rows.append(Row(self.scenario, contender.name, number, "trial", trial.values()))
         for sample in trial.samples:
             self.rows.append(Row(self.scenario, contender.name, number, sample.kind, sample.values()))
 
-    def drop(self, family: Family) -> list[str]:
-        """Forgets all contenders of a family, and says who they are."""
-        names = [name for name, known in self._families.items() if known == family]
-        for name in names:
-            self.trials.pop(name, None)
-        self.rows = [row for row in self.rows if row.contender not in names]
-        return names
+    def drop(self, contender: Contender) -> None:
+        """Forgets a contender's turns."""
+        self.trials.pop(contender.name, None)
+        self.rows = [row for row in self.rows if row.contender != contender.name]
 
     def values(self, contender: Contender, measure: str) -> list[float]:
         """A measure of a contender's turns, round by round. Raises KeyError if it has none."""
