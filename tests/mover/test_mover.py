@@ -68,6 +68,10 @@ def test_a_write_that_is_said_twice_ends_once(mover: Mover) -> None:
     assert do(mover, post_write=local_write(5)) == []
     assert ends(mover.step() + mover.step()) == [5]
     assert np.array_equal(cells(target, CUT), cells(source, CUT))
+    # Nothing of the second is left to hold a pool.
+    for pool_id in (b"a", b"b"):
+        (left,) = do(mover, unmap_pool=mover_pb2.UnmapPool(pool_id=pool_id))
+        assert left.pool_unmapped.pool_id == pool_id
 
 
 def test_both_pools_of_a_local_write_stay_mapped_until_it_ends(mover: Mover) -> None:
