@@ -103,8 +103,10 @@ class Movers:
         flying: dict[asyncio.Future[WriteEnded], int] = {}
         first, count = 0, len(sources)
         while first < count or flying:
-            while first < count and (not flying or sum(flying.values()) < self._pace.flight):
+            while first < count:
                 last = min(first + max(self._pace.write // case.run, 1), count)
+                if not self._pace.room((last - first) * case.run):
+                    break
                 ended: asyncio.Future[WriteEnded] = loop.create_future()
                 self._sender.post(
                     WriteId(next(self._numbers)),

@@ -43,6 +43,8 @@ class Pace:
     _in_flight: int = 0
     _full: bool = False
     """Whether, since the sample began, another write had no room."""
+    _refused: bool = False
+    """Whether the last that asked for room found none."""
     _most: int = 0
     """Bytes that were in flight at a time since then."""
     _counted: bool = False
@@ -73,15 +75,23 @@ class Pace:
         """A transfer goes before one that had begun: what it had in flight is what this one waits for."""
         self._now, self._crowded_until = now, now + MEMORY
 
+    def room(self, size: int) -> bool:
+        """Whether a write of `size` bytes may be posted: a link with nothing in flight takes any."""
+        self._refused = self._in_flight > 0 and self._in_flight + size > self.flight
+        self._full |= self._refused
+        return not self._refused
+
     def posted(self, size: int, now: Instant) -> None:
         """A write of `size` bytes is under way."""
         self._now = now
         self._in_flight += size
-        self._full |= self._in_flight + self.write > self.flight
+        self._full |= self._crammed
 
     def failed(self, size: int) -> None:
         """A write is terminal that says nothing of the link's rate."""
         self._in_flight = max(self._in_flight - size, 0)
+        if not self._in_flight:
+            self._gathered, self._full, self._most = 0, False, 0
 
     def ended(self, size: int, posted: Instant, ended: Instant) -> None:
         """A write of `size` bytes was under way from `posted` to `ended`.
@@ -90,7 +100,7 @@ class Pace:
         all that may be in flight: a fast link is through with that before a sample is over. Few bytes say how
         long the way is, not how wide, and count for nothing.
         """
-        full, most = self._in_flight + self.write > self.flight, self._in_flight
+        full, most = self._crammed or self._refused, self._in_flight
         self._in_flight = max(self._in_flight - size, 0)
         if posted > self._last_end:
             if self._gathered:
@@ -103,11 +113,19 @@ class Pace:
         if self._last_end - self._begun >= SAMPLE or not self._in_flight:
             self._close()
 
+    @property
+    def _crammed(self) -> bool:
+        """Whether another write of the usual size has no room. That of a block that moves as a whole may be
+        larger: that there was none for it is known only when it asks."""
+        return self._in_flight + self.write > self.flight
+
     def _close(self) -> None:
         """Ends the sample under way."""
         took = self._last_end - self._begun
         # At this rate, what is under way keeps the link busy for longer than any way takes: it is the link's.
-        slow = took >= SAMPLE and self._most * took >= CROWDED * self._gathered
+        # A few bytes could as well have been long on their way.
+        many = self._most >= LEAST_FLIGHT // 2
+        slow = many and took >= SAMPLE and self._most * took >= CROWDED * self._gathered
         before, self._counted = self._counted, self._full or slow
         # So does what was under way with that and ended later, else only its slow half would count.
         if self._counted or before:

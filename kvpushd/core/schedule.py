@@ -38,29 +38,28 @@ class Candidate(Generic[T]):
 
 @dataclass(slots=True)
 class _Line(Generic[T]):
-    """All that waits for one link, and the bytes in flight to it."""
+    """All that waits for one link."""
 
     rate: int
     """Bytes per second that it carries, as far as their order goes: one for all that wait."""
-    in_flight: int = 0
     last: T | None = None
     """Who had the last turn."""
     waiting: Ranked[T] = field(default_factory=Ranked)
 
 
 class Schedule(Generic[T]):
-    """Shortest remaining first, aged, within a priority; and at most `flight` bytes on their way to a link.
+    """Shortest remaining first, aged, within a priority; and on a link no more than has `room`.
 
     A transfer that waits gains on younger ones as if bytes of it moved all the while, at the link's `rate` by
     `PATIENCE`: a short prompt overtakes a long one, but only so often, and nothing starves. As all gain
     alike, who is before whom does not change with time.
 
-    The first in line waits for room for its whole write; it is not overtaken because of its size, and a link
-    with nothing in flight takes any.
+    The first in line waits for room for its whole write; it is not overtaken because of its size.
     """
 
-    def __init__(self, flight: Callable[[LinkId], int], rate: Callable[[LinkId], float]) -> None:
-        self._flight = flight
+    def __init__(self, room: Callable[[LinkId, int], bool], rate: Callable[[LinkId], float]) -> None:
+        """Asks whether a link has room for a write of so many bytes, and for its rate in bytes per second."""
+        self._room = room
         self._rate = rate
         self._candidates: dict[T, Candidate[T]] = {}
         self._lines: dict[LinkId, _Line[T]] = {}
@@ -80,7 +79,6 @@ class Schedule(Generic[T]):
         if candidate is not None:
             self._lines[candidate.link].waiting.drop(what)
             self._stirred[candidate.link] = None
-            self._tidy(candidate.link)
 
     def pop(self) -> Candidate[T] | None:
         """Takes a transfer out of its line that may post the write it wants; None if none may."""
@@ -90,24 +88,20 @@ class Schedule(Generic[T]):
             found = line.waiting.first() if line else None
             if line is not None and found is not None:
                 candidate = self._candidates[found[0]]
-                if not line.in_flight or line.in_flight + candidate.size <= self._flight(link):
+                if self._room(link, candidate.size):
                     line.waiting.drop(found[0])
                     overtakes = line.last is not None and line.last in line.waiting
                     line.last = candidate.what
-                    self._tidy(candidate.link)
                     del self._candidates[candidate.what]
                     return replace(candidate, overtakes=True) if overtakes else candidate
             del self._stirred[link]
         return None
 
-    def posted(self, link: LinkId, size: int) -> None:
-        """A write of `size` bytes is in flight."""
-        self._line(link).in_flight += size
-
-    def ended(self, link: LinkId, size: int) -> None:
-        """It is terminal."""
-        line = self._lines[link]
-        line.in_flight -= size
+    def ended(self, link: LinkId) -> None:
+        """A write is terminal: there may be room, and the rate may be another."""
+        line = self._lines.get(link)
+        if line is None:
+            return
         rate = int(self._rate(link))
         if not line.rate <= 2 * rate <= 4 * line.rate:
             # Seldom, hence all of them: ranks of different rates can't be compared.
@@ -115,18 +109,16 @@ class Schedule(Generic[T]):
             for what in line.waiting:
                 line.waiting.put(what, _rank(self._candidates[what], rate))
         self._stirred[link] = None
-        self._tidy(link)
+
+    def forget(self, link: LinkId) -> None:
+        """A link is no more, and nothing waits for it."""
+        self._lines.pop(link, None)
 
     def _line(self, link: LinkId) -> _Line[T]:
         line = self._lines.get(link)
         if line is None:
             line = self._lines[link] = _Line(int(self._rate(link)))
         return line
-
-    def _tidy(self, link: LinkId) -> None:
-        line = self._lines[link]
-        if not line.in_flight and not len(line.waiting):
-            del self._lines[link]
 
     def __len__(self) -> int:
         return len(self._candidates)

@@ -199,7 +199,12 @@ class Sender:
     def announced(self, event: Announced, now: Instant) -> None:
         """A reservation wants KV of ours."""
         key = (event.link, event.incarnation, event.key)
-        if self._targets.get(key) is not None or self._transfers.gone.dig(key) is not None:
+        if self._targets.get(key) is not None:
+            return
+        ended = self._transfers.gone.dig(key)
+        if ended is not None:
+            # Said twice; or its receiver's node forgets sooner than this one, and waits for an answer.
+            self._out.say(SayPeer(PeerEnded(*key, ended, fenced=True)))
             return
         fit = self._receivers.fit((event.link, event.incarnation), event.sender_engine_id)
         target = fit if isinstance(fit, Fault) else self._admit(event, fit, now)

@@ -24,9 +24,12 @@ from kvpushd.core.match import coverage_fault
 from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
-from kvpushd.core.tombs import Tombs
-from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, TargetKey, Transfer
+from kvpushd.core.tombs import TargetTombs, Tombs
+from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, Transfer
 from kvpushd.core.writer import Writer
+
+LANDED = Fault(Reason.DUPLICATE, "this transfer has landed already")
+"""Says who comes again for what was there."""
 
 
 class Transfers:
@@ -41,7 +44,7 @@ class Transfers:
         self.targets = Targets()
         self.ended: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
         self.over: Tombs[Transfer] = Tombs(limits.lease, limits.tombs)
-        self.gone: Tombs[TargetKey] = Tombs(limits.lease, limits.tombs)
+        self.gone = TargetTombs(limits.lease, limits.tombs)
 
     # --- meeting -----------------------------------------------------------------------------------------
 
@@ -258,7 +261,7 @@ class Transfers:
         """Lets go of it. Its blocks may be its engine's again: an announcement that comes twice must not open
         it a second time."""
         self.targets.remove(target)
-        self.gone.bury(target.key, target.fault or Fault(Reason.UNSPECIFIED, "landed"), now)
+        self.gone.bury(target.key, target.fault or LANDED, now)
 
     def settle(self, handoff: Handoff, now: Instant) -> None:
         """Ends a handoff whose receivers have all they need; forgets one that nothing reads any more."""
@@ -268,8 +271,7 @@ class Transfers:
         if handoff.fault is None:
             if handoff.seal is None or not everybody(targets) or not all(t.landed for t in targets):
                 return
-            landed = Fault(Reason.DUPLICATE, "this transfer has landed already")
-            self.over.bury(handoff.transfer, landed, now)
+            self.over.bury(handoff.transfer, LANDED, now)
         self.handoffs.remove(handoff)
         self.ended.bury(handoff.half, handoff.fault or Fault(Reason.UNSPECIFIED, "landed"), now)
         for target in targets:
@@ -283,8 +285,9 @@ class Transfers:
     # --- what is held ------------------------------------------------------------------------------------
 
     def link_lost(self, link: LinkId) -> None:
-        """What was learned of a link goes with it."""
+        """What was learned of a link goes with it, and what ended on it can't come again."""
         self._writer.forget(link)
+        self.gone.forget(link)
 
     def rate(self, link: LinkId) -> float:
         """Bytes per second of a link; 0 = not known."""

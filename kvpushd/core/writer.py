@@ -38,7 +38,7 @@ class Writer:
         self._limits = limits
         self._paces: dict[LinkId, Pace] = {}
         self._schedule: Schedule[TargetKey] = Schedule(
-            flight=lambda link: self._pace(link).flight, rate=self.rate
+            room=lambda link, size: self._pace(link).room(size), rate=self.rate
         )
         self._writes: dict[WriteId, Write] = {}
         self._reading: Counter[HalfKey] = Counter()
@@ -87,7 +87,6 @@ class Writer:
         write = WriteId(self._last)
         self._writes[write] = Write(handoff.half, target, lane, size, now)
         self._reading[handoff.half] += 1
-        self._schedule.posted(target.said.link, size)
         self._pace(target.said.link).posted(size, now)
         source = engine.pools[lane.pair.source_rank]
         into = target.receiver.pools[lane.pair.target_rank]
@@ -116,8 +115,9 @@ class Writer:
         return pace.rate if pace is not None else 0.0
 
     def forget(self, link: LinkId) -> None:
-        """A link is no more."""
+        """A link is no more, and nothing waits for it."""
         self._paces.pop(link, None)
+        self._schedule.forget(link)
 
     def _next(self, target: Target, handoff: Handoff, engine: Engine) -> tuple[Lane, Window] | None:
         # NIXL orders nothing: as long as a write of the sender's last attempt is under way, it could land
@@ -142,7 +142,7 @@ class Writer:
             pace.ended(found.size, event.posted, event.ended)
         elif pace is not None:
             pace.failed(found.size)
-        self._schedule.ended(found.target.said.link, found.size)
+        self._schedule.ended(found.target.said.link)
         if found.handoff == found.target.handoff:
             found.lane.in_flight -= 1
         else:

@@ -269,7 +269,7 @@ class ReceivingRoom:
         if kind is None:
             raise Invalid("an item that says nothing: the peer speaks a later version")
         body = getattr(item, kind)
-        incarnation, key = Incarnation(body.incarnation), wire.key_from_wire(body.key)
+        incarnation, key = wire.incarnation_from_wire(body.incarnation), wire.key_from_wire(body.key)
         match kind:
             case "matched":
                 self._hub.feed(PeerMatched(name, incarnation, key))
@@ -286,7 +286,7 @@ class ReceivingRoom:
 
     def _answered(self, link: OutLink, answer: peer_pb2.ReceiverEngineAnswer) -> None:
         way = self._ways.get(link.address)
-        question = (Incarnation(answer.incarnation), answer.sender_engine_id)
+        question = (wire.incarnation_from_wire(answer.incarnation), answer.sender_engine_id)
         asked = way.questions.get(question) if way else None
         if way is None or not asked:
             raise Invalid(f"an answer about sender {answer.sender_engine_id!r} to a question never asked")

@@ -43,7 +43,6 @@ from kvpushd.rpc.terms import agent_prefix
 MAX_RANKS = 4096
 MAX_INLETS = 64
 """A node has an inlet per mover, and each that is opened costs its peer a connection."""
-INCARNATION_BYTES = 16
 MAX_AGENT = 300
 MAX_PRESENTATIONS = 4096
 """Engines that may wait, of one link, to be presented."""
@@ -162,11 +161,12 @@ class SendingRoom:
                 self._hub.feed(_announced(guest.name, item.announce))
             case "withdraw":
                 body = item.withdraw
-                incarnation = Incarnation(body.incarnation) if body.incarnation else None
+                incarnation = wire.incarnation_from_wire(body.incarnation) if body.incarnation else None
                 key, fault = wire.key_from_wire(body.key), wire.fault_from_wire(body.fault)
                 self._hub.feed(Withdrawn(guest.name, incarnation, key, body.sender_engine_id, fault))
             case "engine_gone":
-                self._queue(guest, ReceiverGone(guest.name, Incarnation(item.engine_gone.incarnation)))
+                gone = wire.incarnation_from_wire(item.engine_gone.incarnation)
+                self._queue(guest, ReceiverGone(guest.name, gone))
             case None:
                 raise Invalid("an item that says nothing: the peer speaks a later version")
 
@@ -310,8 +310,7 @@ def _receiver_of(
     engine: peer_pb2.ReceiverEngine, hello: peer_pb2.PeerHello
 ) -> tuple[ReceiverView, dict[int, tuple[int, int]]]:
     """The engine, and for each rank its inlet's index and its pool's base address. Raises Invalid."""
-    if len(engine.incarnation) != INCARNATION_BYTES:
-        raise Invalid(f"an incarnation has {INCARNATION_BYTES} bytes, not {len(engine.incarnation)}")
+    incarnation = wire.incarnation_from_wire(engine.incarnation)
     if not 1 <= len(engine.pools) <= MAX_RANKS or not 1 <= len(engine.inlets) <= MAX_INLETS:
         raise Invalid(
             f"{len(engine.pools)} pools and {len(engine.inlets)} inlets; expected 1 to {MAX_RANKS} and 1 to "
@@ -335,7 +334,7 @@ def _receiver_of(
         where[pool.rank] = (pool.inlet, pool.base)
     view = ReceiverView(
         engine.engine_id,
-        Incarnation(engine.incarnation),
+        incarnation,
         wire.fingerprint_from_wire(engine.fingerprint),
         max(engine.world_size, len(pools)),
         pools,
@@ -347,7 +346,7 @@ def _receiver_of(
 def _announced(link: LinkId, body: peer_pb2.Announce) -> Announced:
     return Announced(
         link,
-        Incarnation(body.incarnation),
+        wire.incarnation_from_wire(body.incarnation),
         wire.key_from_wire(body.key),
         body.sender_engine_id,
         body.start,

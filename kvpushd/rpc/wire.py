@@ -19,10 +19,12 @@ from kvpush_client.events import Counts, Fault, TransferKey
 from kvpush_client.wire import counts_to_wire, fault_to_wire, key_to_wire, layout_to_wire
 from kvpushd.core import fingerprint
 from kvpushd.core.layout import MAX_GROUPS, MAX_LAYERS, MAX_PLANES, MAX_POOL_BYTES, Blocks, Layout
+from kvpushd.core.words import Incarnation
 from kvpushd.errors import Invalid
 
 # Longer than any detail of ours, short enough to keep and to show.
 MAX_DETAIL = 2048
+INCARNATION_BYTES = 16
 # Writes of one transfer: the sum over as many senders as a reservation may have still fits its field.
 MAX_CHUNKS = 1 << 23
 
@@ -59,6 +61,13 @@ def key_from_wire(message: types_pb2.TransferKey, field: str = "key") -> Transfe
     """A key. Raises Invalid unless the transfer_id is 16 bytes."""
     with _named(field):
         return wire.key_from_wire(message)
+
+
+def incarnation_from_wire(said: bytes, field: str = "incarnation") -> Incarnation:
+    """An engine's incarnation. Raises Invalid unless it has INCARNATION_BYTES."""
+    if len(said) != INCARNATION_BYTES:
+        raise Invalid(f"{field} has {len(said)} bytes, expected {INCARNATION_BYTES}")
+    return Incarnation(said)
 
 
 def fault_from_wire(message: types_pb2.Fault) -> Fault:

@@ -1204,7 +1204,7 @@ def test_a_reservation_that_ended_is_not_opened_by_an_announcement_that_comes_ag
     node.ledger.handle(PoolMapped(again, 0, LAYOUT), 0)
     node.ledger.handle(HandedOff(again, KEY, (listed(0, 1, 2),), seal=7), 0)
     node.ledger.handle(Advanced(again, 0, KEY, 7, at=0), 0)
-    assert node.announce("B#1", d) == []
+    assert refusal(node.announce("B#1", d)) is Reason.ENGINE_GONE
     assert not node.ledger.writes
 
 
@@ -1213,8 +1213,30 @@ def test_a_reservation_that_was_refused_is_not_opened_by_an_announcement_that_co
     d = node.view("D").incarnation
     assert refusal(node.announce("B#1", d)) is Reason.STALE_INCARNATION
     node.describe("B#1", "D")
-    assert node.announce("B#1", d) == []
+    assert refusal(node.announce("B#1", d)) is Reason.STALE_INCARNATION
     assert not node.ledger.writes
+
+
+def test_a_reservation_that_landed_is_not_opened_by_an_announcement_that_comes_again() -> None:
+    """Its receiver waits for an answer where its node forgets sooner, and lets its key be used once more."""
+    node = Hostile()
+    d = node.describe("B#1", "D")
+    node.announce("B#1", d)
+    node.ledger.handle(HandedOff(node.p, KEY, seal=7), 0)
+    (post,) = (s for s in node.ledger.handle(Advanced(node.p, 0, KEY, 7, at=0), 0) if isinstance(s, Post))
+    node.ledger.handle(WriteEnded(post.write, None, post.bytes, 1, 1, 2), 0)
+    assert refusal(node.announce("B#1", d)) is Reason.DUPLICATE
+
+
+def test_what_ended_on_one_link_is_remembered_however_many_end_on_another() -> None:
+    node = Hostile(replace(LIMITS, tombs=4), receiver_engine_id="D")
+    stranger = node.view("D").incarnation
+    assert refusal(node.announce("B#1", stranger)) is Reason.STALE_INCARNATION
+    for count in range(9):
+        key = TransferKey(count.to_bytes(16, "big"))
+        assert refusal(node.announce("C#2", stranger, key=key)) is Reason.STALE_INCARNATION
+    node.describe("B#1", "D")
+    assert refusal(node.announce("B#1", stranger)) is Reason.STALE_INCARNATION
 
 
 def test_a_handoff_that_names_its_receiver_is_no_other_engines() -> None:

@@ -21,7 +21,8 @@ class Link:
     """A link of `rate` bytes per second, between a mover that posts and one that is seen to end writes.
 
     Posting takes the mover `post`, one write after another; the bytes need `way` from end to end; ends are
-    seen only each `look`, and the next writes are decided `turn` later.
+    seen only each `look`, and the next writes are decided `turn` later. No write but the last is smaller than
+    `whole`.
     """
 
     rate: float
@@ -29,6 +30,7 @@ class Link:
     way: Instant = MS // 10
     look: Instant = MS // 50
     turn: Instant = MS // 2
+    whole: int = 0
     pace: Pace = field(default_factory=lambda: Pace(MOST, 64 * MIB))
     now: Instant = 0
     _poster: Instant = 0
@@ -40,8 +42,10 @@ class Link:
         begun, left, flying, count = self.now, total, 0, 0
         ends: list[tuple[Instant, int, Instant, int]] = []
         while left or ends:
-            while left and (not flying or flying + min(self.pace.write, left, size) <= self.pace.flight):
-                cut = min(self.pace.write, left, size)
+            while left:
+                cut = min(max(self.pace.write, self.whole), left, size)
+                if not self.pace.room(cut):
+                    break
                 left, flying, count = left - cut, flying + cut, count + 1
                 self._most = max(self._most, flying)
                 self.pace.posted(cut, self.now)
@@ -145,6 +149,38 @@ def test_small_writes_without_a_pause_do_not_make_a_fast_link_look_slow() -> Non
     assert pace.flight == wide
 
 
+@pytest.mark.parametrize("whole", [MIB, 2 * MIB, 5 * MIB // 2, 3 * MIB, 5 * MIB, 20 * MIB])
+@pytest.mark.parametrize("rate", [2e8, 1e9, 5e9])
+def test_a_link_is_busy_though_its_blocks_move_as_a_whole(rate: float, whole: int) -> None:
+    link = Link(rate, whole=whole)
+    link.carry(int(2 * rate))
+    assert link.carry(int(2 * rate)) > 0.9 * rate
+
+
+@pytest.mark.parametrize("whole", [MIB, 6 * MIB // 5, 4 * MIB, 5 * MIB])
+def test_a_link_that_stood_still_is_busy_again(whole: int) -> None:
+    link = Link(1e9, whole=whole)
+    link.carry(1 << 30)
+    for _ in range(2):
+        link.pace.posted(whole, link.now)
+    link.now += 10 * SECOND
+    for _ in range(2):
+        link.pace.ended(whole, link.now - 10 * SECOND, link.now)
+    link.carry(1 << 30)
+    assert link.carry(1 << 30) > 0.9e9
+
+
+def test_a_few_bytes_that_are_long_on_their_way_do_not_make_a_fast_link_look_slow() -> None:
+    link = Link(1e9)
+    link.carry(1 << 30)
+    wide = link.pace.flight
+    link.way = 25 * MS
+    for _ in range(10):
+        link.carry(40_000)
+        link.now += SECOND
+    assert link.pace.flight == wide
+
+
 @pytest.mark.parametrize("size", [14 * MIB, 1 << 28])
 def test_a_link_that_has_become_slow_is_found_to_be(size: int) -> None:
     link = Link(5e9)
@@ -172,7 +208,7 @@ def test_writes_that_fail_count_for_nothing() -> None:
         pace.failed(16 * MIB)
     assert pace.rate == 2e9
     pace.posted(4096, 0)
-    pace.ended(4096, 0, 10 * MS)
+    pace.ended(4096, 0, 2 * MS)
     assert pace.rate == 2e9
 
 

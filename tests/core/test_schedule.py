@@ -24,9 +24,21 @@ def wants(
     return Candidate(what, link, priority, remaining, since, size)
 
 
-def up_to(flight: int) -> Callable[[LinkId], int]:
-    """The same for every link."""
-    return lambda link: flight
+class Links:
+    """What is in flight: on each at most `flight` bytes, or one write."""
+
+    def __init__(self, flight: int) -> None:
+        self._flight = flight
+        self._in_flight: Counter[LinkId] = Counter()
+
+    def room(self, link: LinkId, size: int) -> bool:
+        return not self._in_flight[link] or self._in_flight[link] + size <= self._flight
+
+    def post(self, link: LinkId, size: int) -> None:
+        self._in_flight[link] += size
+
+    def end(self, link: LinkId, size: int) -> None:
+        self._in_flight[link] -= size
 
 
 def carries(rate: int) -> Callable[[LinkId], float]:
@@ -40,21 +52,24 @@ def order(schedule: Schedule[str]) -> list[str]:
 
 
 def test_the_shortest_goes_first() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
     for what, remaining in (("long", 8000), ("short", 300), ("middle", 1000)):
         schedule.offer(wants(what, remaining))
     assert order(schedule) == ["short", "middle", "long"]
 
 
 def test_a_larger_priority_goes_before_a_shorter_one() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
     schedule.offer(wants("short", 1))
     schedule.offer(wants("important", 9000, priority=1))
     assert order(schedule) == ["important", "short"]
 
 
 def test_a_transfer_that_has_waited_long_goes_before_a_shorter_one_that_came_now() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(PATIENCE * 256 * MIB))
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(PATIENCE * 256 * MIB))
     schedule.offer(wants("old and long", 1024 * MIB, since=0))
     schedule.offer(wants("new and short", 1, since=5 * SECOND))
     assert order(schedule) == ["old and long", "new and short"]
@@ -62,15 +77,17 @@ def test_a_transfer_that_has_waited_long_goes_before_a_shorter_one_that_came_now
 
 def test_who_has_waited_long_is_known_as_soon_as_the_links_rate_is() -> None:
     rates = {A: 0.0, B: 0.0}
-    schedule: Schedule[str] = Schedule(up_to(100), rates.__getitem__)
-    schedule.posted(A, 100)
-    schedule.posted(B, 100)
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, rates.__getitem__)
+    links.post(A, 100)
+    links.post(B, 100)
     for link in (A, B):
         schedule.offer(wants(f"old and long on {link}", 1024 * MIB, since=0, link=link))
         schedule.offer(wants(f"new and short on {link}", 1, since=5 * SECOND, link=link))
     rates[A] = PATIENCE * 256.0 * MIB
     for link in (A, B):
-        schedule.ended(link, 100)
+        links.end(link, 100)
+        schedule.ended(link)
     assert order(schedule) == [
         *(f"{what} on a" for what in ("old and long", "new and short")),
         *(f"{what} on b" for what in ("new and short", "old and long")),
@@ -78,26 +95,30 @@ def test_who_has_waited_long_is_known_as_soon_as_the_links_rate_is() -> None:
 
 
 def test_an_idle_link_takes_a_write_of_any_size() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
     schedule.offer(wants("large", 5000, size=5000))
     assert schedule.pop() is not None
 
 
 def test_a_busy_link_takes_what_has_room_and_the_first_in_line_is_not_overtaken() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
-    schedule.posted(A, 60)
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
+    links.post(A, 60)
     schedule.offer(wants("first", 50, size=50))
     schedule.offer(wants("second", 60, size=10))
     assert schedule.pop() is None
-    schedule.ended(A, 60)
+    links.end(A, 60)
+    schedule.ended(A)
     first = schedule.pop()
     assert first is not None
     assert first.what == "first"
 
 
 def test_one_overtakes_another_that_would_go_on() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
-    schedule.posted(A, 1)
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
+    links.post(A, 1)
     turns = []
     for what, remaining in (("long", 9000), ("long", 8000), ("short", 10), ("long", 7000)):
         schedule.offer(wants("long", 8000))
@@ -109,15 +130,17 @@ def test_one_overtakes_another_that_would_go_on() -> None:
 
 
 def test_links_do_not_wait_for_one_another() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
-    schedule.posted(A, 100)
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
+    links.post(A, 100)
     schedule.offer(wants("here", 1))
     schedule.offer(wants("there", 9000, link=B))
     assert order(schedule) == ["there"]
 
 
 def test_what_is_withdrawn_has_no_turn_and_what_is_offered_anew_has_one() -> None:
-    schedule: Schedule[str] = Schedule(up_to(100), carries(MIB))
+    links = Links(100)
+    schedule: Schedule[str] = Schedule(links.room, carries(MIB))
     schedule.offer(wants("gone", 1))
     schedule.offer(wants("changed", 2))
     schedule.offer(wants("changed", 3, size=7))
@@ -137,28 +160,32 @@ def test_no_link_has_more_in_flight_than_it_may_and_none_is_idle_while_something
     sizes: list[int], cap: int, seed: int
 ) -> None:
     random = Random(seed)
-    schedule: Schedule[int] = Schedule(up_to(cap), carries(MIB))
+    links = Links(cap)
+    schedule: Schedule[int] = Schedule(links.room, carries(MIB))
     waiting = dict(enumerate(sizes))
-    links = {what: random.choice([A, B]) for what in waiting}
+    link_of = {what: random.choice([A, B]) for what in waiting}
     flying: list[tuple[LinkId, int]] = []
     for what, size in waiting.items():
-        schedule.offer(Candidate(what, links[what], 0, size, 0, size))
+        schedule.offer(Candidate(what, link_of[what], 0, size, 0, size))
     while waiting or flying:
         for candidate in iter(schedule.pop, None):
-            schedule.posted(candidate.link, candidate.size)
+            links.post(candidate.link, candidate.size)
             flying.append((candidate.link, candidate.size))
             assert waiting.pop(candidate.what) == candidate.size
         for link in (A, B):
             mine = [size for where, size in flying if where == link]
             assert sum(mine) <= cap or len(mine) == 1
-            assert mine or not any(links[what] == link for what in waiting)
-        schedule.ended(*flying.pop(random.randrange(len(flying))))
+            assert mine or not any(link_of[what] == link for what in waiting)
+        link, size = flying.pop(random.randrange(len(flying)))
+        links.end(link, size)
+        schedule.ended(link)
 
 
 def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
     # The link carries 100 MiB a second; each moment brings a short transfer that fills it alone. What takes
     # 0.4 seconds has waited long after 26.
-    schedule: Schedule[str] = Schedule(up_to(10 * MIB), carries(100 * MIB))
+    links = Links(10 * MIB)
+    schedule: Schedule[str] = Schedule(links.room, carries(100 * MIB))
     left, ended_at, came = 40 * MIB, None, Counter[str]()
     schedule.offer(wants("long", left, size=10 * MIB))
     flying: deque[Candidate[str]] = deque()
@@ -166,10 +193,11 @@ def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
         now = moment * SECOND // 10
         schedule.offer(wants(f"short {moment}", 10 * MIB, size=10 * MIB, since=now))
         while (candidate := schedule.pop()) is not None:
-            schedule.posted(candidate.link, candidate.size)
+            links.post(candidate.link, candidate.size)
             flying.append(candidate)
         done = flying.popleft()
-        schedule.ended(done.link, done.size)
+        links.end(done.link, done.size)
+        schedule.ended(done.link)
         came[done.what.split()[0]] += 1
         if done.what == "long":
             left -= done.size

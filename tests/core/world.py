@@ -938,9 +938,14 @@ def leftovers(ledger: Ledger) -> list[str]:
         if id(thing) in seen or isinstance(thing, Limits | str | bytes | int | float | None):
             return
         seen.add(id(thing))
+        if path.endswith("._lines"):
+            assert isinstance(thing, dict)
+            for link, line in thing.items():
+                look(f"{path}[{link}]", line)
+            return
         if isinstance(thing, dict | list | set | deque):
-            # A heap may hold what was dropped; it is told by its dictionary. What was learned of a link lives
-            # as long as the link.
+            # A heap may hold what was dropped; it is told by its dictionary. What was learned of a link, and
+            # its line, live as long as the link.
             if len(thing) and not path.endswith(("._heap", "._paces")):
                 live = [v for v in thing.values() if v != 0] if isinstance(thing, dict) else list(thing)
                 if live:
