@@ -268,11 +268,11 @@ class _Turn:
 
     # --- afterwards --------------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
+    def _settle(self, since_unix_ns: int = 0) -> None:
         held = ["not looked yet"]
 
         def nothing() -> bool:
-            held[:] = self._books.held()
+            held[:] = self._books.held(since_unix_ns)
             return not held
 
         try:
@@ -299,4 +299,4 @@ class _Turn:
 
         wait_for("a clean transfer moves", moved, HEALED)
         self._played.again = time.monotonic() - began
-        self._settle()
+        self._settle(time.time_ns())
