@@ -18,6 +18,9 @@ MOVERS: tuple[Column, ...] = (
     field("RESTARTS", "restarts", right=True),
     field("POOLS", "pools", right=True),
     field("INLETS", "inlets", right=True),
+    field("OUTLETS", "outlets", right=True),
+    field("TRANSFERS", "transfers", right=True),
+    field("REGISTRATIONS", "registrations", right=True),
     field("TRANSPORTS", "transports", ", ".join),
 )
 
@@ -73,6 +76,10 @@ def node(answer: admin_pb2.GetStatusResponse) -> Record:
                 "restarts": mover.restarts,
                 "pools": mover.pools,
                 "inlets": mover.inlets,
+                "outlets": mover.outlets,
+                "transfers": mover.transfers,
+                "registrations": mover.registrations,
+                "counted_unix_ns": mover.counted_unix_ns,
                 "transports": list(mover.transports),
             }
             for mover in sorted(answer.movers, key=lambda mover: mover.name)

@@ -67,8 +67,8 @@ class MoverHandle:
         self._died: asyncio.Future[Fault] = self._loop.create_future()
         self._transports: tuple[str, ...] = ()
         self._last_beat = self._loop.time()
-        self._rounds = 0
-        self._lanes: tuple[str, ...] = ()
+        self.beat = mover_pb2.MoverBeat()
+        """The last: what the mover said of itself; empty before the first."""
         self._log = structlog.get_logger("kvpushd.mover")
         self._loop.add_reader(link.fileno(), self._readable)
         self._watch = self._loop.create_task(self._bury())
@@ -139,12 +139,12 @@ class MoverHandle:
     @property
     def rounds(self) -> int:
         """Rounds of the mover's loop, as of the last beat."""
-        return self._rounds
+        return self.beat.rounds
 
     @property
     def lanes(self) -> tuple[str, ...]:
         """What carries bytes between movers, as of the last beat, e.g. "tcp/eth0"; empty before the first."""
-        return self._lanes
+        return tuple(self.beat.lanes)
 
     @property
     def writes_in_flight(self) -> int:
@@ -328,8 +328,7 @@ class MoverHandle:
                 if not self._ready.done():
                     self._ready.set_result(None)
             case "beat":
-                self._rounds = report.beat.rounds
-                self._lanes = tuple(report.beat.lanes)
+                self.beat = report.beat
             case "write_ended":
                 self._end_write(report.write_ended)
             case "pool_mapped" | "pool_unmapped":

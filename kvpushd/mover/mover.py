@@ -162,9 +162,20 @@ class Mover:
         self._rest.after(now - begun)
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
-            beat = mover_pb2.MoverBeat(rounds=self._rounds, bytes=self._landed_bytes, lanes=self._lanes())
-            reports.append(mover_pb2.MoverReport(beat=beat))
+            reports.append(mover_pb2.MoverReport(beat=self._beat()))
         return reports
+
+    def _beat(self) -> mover_pb2.MoverBeat:
+        held = self._transport.handles()
+        return mover_pb2.MoverBeat(
+            rounds=self._rounds,
+            bytes=self._landed_bytes,
+            lanes=self._lanes(),
+            outlets=held.outlets,
+            transfers=held.transfers,
+            registrations=held.registrations,
+            counted_unix_ns=time.time_ns(),
+        )
 
     def close(self) -> None:
         """Fences all inlets, then unmaps all pools."""

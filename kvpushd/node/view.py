@@ -110,6 +110,7 @@ class View:
     def _mover(self) -> admin_pb2.Mover:
         movers = self._movers
         handle = movers.handle
+        said = handle.beat if handle else None
         return admin_pb2.Mover(
             name="mover",
             pid=handle.pid if handle else 0,
@@ -118,6 +119,10 @@ class View:
             pools=len(movers.pools),
             inlets=len(movers.inlets),
             transports=handle.transports if handle else (),
+            outlets=said.outlets if said else 0,
+            transfers=said.transfers if said else 0,
+            registrations=said.registrations if said else 0,
+            counted_unix_ns=said.counted_unix_ns if said else 0,
         )
 
     def held(self) -> admin_pb2.Held:

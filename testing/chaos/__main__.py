@@ -88,7 +88,8 @@ def look_again(actor: Actor, played: Played) -> None:
     while len(looks) < LOOKS and not actor.lost:
         other = turn(actor, played.scenario)
         looks.append(other.undisturbed)
-        played.troubles += other.troubles + other.deaths + other.leftovers
+        other.undisturbed = None
+        played.repeats.append(other)
     found = [look for look in looks if look is not None]
     played.undisturbed = statistics.median(found)
 

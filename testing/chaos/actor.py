@@ -4,38 +4,34 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
-import threading
 import time
-import urllib.request
-from collections.abc import Callable
 
 import grpc
 
 from kvpush_client._proto import admin_pb2
 from testing.chaos.account import End, Played, shows_on_the_other_side
-from testing.chaos.blows import ENGINES, Blows
+from testing.chaos.asking import Asking
+from testing.chaos.blows import Blows
 from testing.chaos.books import Books
 from testing.chaos.flow import Flow
-from testing.chaos.holds import FAST, REACH, Held, Holds
+from testing.chaos.healing import HEALED, Healing
+from testing.chaos.holds import REACH, Held, Holds
+from testing.chaos.lives import Lives
 from testing.chaos.scenario import Blow, Cast, Scenario, Whom
-from testing.chaos.stage import LEASE, RANKS, D, Legs, P, Stage, body_of, wait_for
+from testing.chaos.stage import LEASE, RANKS, D, Legs, P, Stage, wait_for
 from testing.clockwork.harness import EngineFailed, Request
 from testing.engines import answer
 from testing.processes import age, spares_of
 
 ENDS = LEASE + 10.0
 """Seconds after the last fault within which every request has ended, or is given up."""
-HEALED = 30.0
-"""Seconds within which everything is back after all processes are up."""
 WINDOW = 2.0
 """Seconds over which a third node's throughput is measured, before the fault and after it."""
 LIVED = 12.0
 """Seconds that a mover must have lived to be replaced at once: where one dies soon after another, there is a
 pause, lest movers that die of the same cause take the machine."""
-DAEMONS = {Whom.P_DAEMON: "p", Whom.D_DAEMON: "d"}
 MOVERS = {Whom.P_MOVER: "p", Whom.D_MOVER: "d"}
 _TROUBLES = (
     TimeoutError,
@@ -55,6 +51,7 @@ class Actor:
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         self.books = Books(stage)
+        self._lives = Lives(stage)
         self.lost = False
         """Something is left that a next scenario would suffer from: it needs another stage."""
 
@@ -62,12 +59,13 @@ class Actor:
         """The scenario, and what became of it. Everything is up again afterwards, if anything can do that."""
         began = time.monotonic()
         played = Played(scenario)
-        turn = _Turn(self.stage, self.books, scenario, played)
+        turn = _Turn(self.stage, self.books, self._lives, scenario, played)
         try:
             turn.play()
         except _TROUBLES as error:
             played.troubles.append(f"{type(error).__name__}: {error}")
             self._rescue(turn, played)
+        turn.count_deaths()
         if played.leftovers:
             self.lost = True
         played.took = time.monotonic() - began
@@ -75,7 +73,7 @@ class Actor:
 
     def _rescue(self, turn: _Turn, played: Played) -> None:
         try:
-            turn.heal()
+            turn.healing.heal()
         except _TROUBLES as error:
             played.troubles.append(f"and can't be healed: {type(error).__name__}: {error}")
             self.lost = True
@@ -84,32 +82,30 @@ class Actor:
 class _Turn:
     """One scenario's turn."""
 
-    def __init__(self, stage: Stage, books: Books, scenario: Scenario, played: Played) -> None:
+    def __init__(self, stage: Stage, books: Books, lives: Lives, scenario: Scenario, played: Played) -> None:
         self._stage = stage
         self._books = books
+        self._lives = lives
         self._scenario = scenario
         self._played = played
         self._sender = RANKS if scenario.cast is Cast.RANKS else P
         self._blows = Blows(stage, scenario)
-        self._held: Held | None = None
-        self._client: threading.Thread | None = None
-        self._answered: list[list[int] | None] = []
+        self._asking = Asking(stage, scenario)
+        self.healing = Healing(stage, books, lives, self._blows, scenario, played)
         played.fired = self._blows.fired
-
-    @property
-    def _doomed(self) -> set[str]:
-        """Engines that were killed on purpose."""
-        return {name for whom, name in ENGINES.items() if self._blows.ended(whom)}
 
     # --- in order ----------------------------------------------------------------------------------------
 
     def play(self) -> None:
         scenario, stage = self._scenario, self._stage
+        self._played.deaths += self._lives.lost()  # since the last scenario
         if scenario.cast is Cast.RANKS:
             stage.begin(RANKS)
             stage.ready(RANKS)
+            self._lives.take_ranks()
         if scenario.cast is Cast.ROUTER:
             stage.start_router()
+        self._lives.take()
         strikes = scenario.strikes if scenario.timed else []
         seen = next((s.whom for s in strikes if s.whom in MOVERS and s.blow is Blow.KILL), None)
         if seen is not None and not self._has_lived(seen):
@@ -122,10 +118,16 @@ class _Turn:
             if flow:
                 self._played.undisturbed = flow.rate(WINDOW) / before
         self._watch(held, seen, restarts)
-        self.heal()
+        self.healing.heal()
         self._settle()
         self._moves_again()
         self._played.leftovers += self._books.strays() + self._books.descriptors()
+
+    def count_deaths(self) -> None:
+        """Holds against the scenario who has ended unasked, movers too, as all are up again."""
+        self.healing.count_deaths()
+        self._played.deaths += self._lives.lost_movers(self._blows)
+        self._lives.take_movers()
 
     def _has_lived(self, mover: Whom) -> bool:
         """A spare is made as its mover begins; that one may have been made long before, as a spare."""
@@ -137,8 +139,7 @@ class _Turn:
 
     def _reach(self) -> Held:
         """Held in its phase. A phase that was missed is tried for once more: the machine has much to do."""
-        both = self._through_router if self._scenario.cast is Cast.ROUTER else self._at_once
-        holds = Holds(self._stage, both)
+        holds = Holds(self._stage, self._asking.send)
         for attempt in (1, 2):
             legs = self._stage.new_legs(
                 self._scenario.length, self._scenario.number, attempt, sender=self._sender
@@ -146,7 +147,7 @@ class _Turn:
             try:
                 held = holds.hold(self._scenario.phase, legs)
             except TimeoutError:
-                self._calm()
+                self.healing.calm()
                 if attempt == 2:
                     raise
                 self._let_go(legs)
@@ -154,7 +155,6 @@ class _Turn:
             trouble = held.sight.trouble
             if trouble:
                 raise AssertionError(trouble)
-            self._held = held
             self._played.bytes, self._played.writes = held.sight.bytes, held.sight.writes
             return held
         raise AssertionError("unreachable")
@@ -176,15 +176,7 @@ class _Turn:
         if held.later is not None:
             with contextlib.suppress(EngineFailed):  # it may be the one that was killed
                 held.later(held.legs)
-        self._hurry(self._sender)
-
-    def _hurry(self, name: str) -> None:
-        """What was held is not held any more."""
-        whom = next((whom for whom, engine in ENGINES.items() if engine == name), None)
-        if whom is not None and self._blows.stops(whom):
-            return
-        with contextlib.suppress(EngineFailed):
-            self._stage.engines[name].set_clock(FAST)
+        self.healing.hurry(self._sender)
 
     def _watch(self, held: Held, mover: Whom | None, restarts: int) -> None:
         legs = held.legs
@@ -196,7 +188,7 @@ class _Turn:
         while True:
             for undone in self._blows.undo_due():
                 if "engine" in undone or "rank" in undone:
-                    self._hurry(self._sender)
+                    self.healing.hurry(self._sender)
             now = time.monotonic()
             if other is not None and self._played.said is None and self._has_heard(other, legs):
                 self._played.said = now - self._blows.at[0]
@@ -225,9 +217,7 @@ class _Turn:
         try:
             output = request.result(0)
         except EngineFailed:
-            if name not in self._doomed:
-                self._played.deaths.append(name)
-            return
+            return  # whether it was meant to end is counted as all is healed
         except TimeoutError:
             self._played.ends.append(End(name, time.monotonic() - last, "never"))
             self._played.troubles.append(f"a request of {name} never ended")
@@ -249,10 +239,9 @@ class _Turn:
             self._played.troubles.append(f"{name} said {output.token_ids}, not {wanted}")
 
     def _judge_client(self, legs: Legs) -> None:
-        if self._client is None:
+        if not self._asking.asked:
             return
-        self._client.join(ENDS)
-        got = self._answered[0] if self._answered else None
+        got = self._asking.client_got()
         if got is None and not self._scenario.ends(Whom.ROUTER):
             self._played.troubles.append("the router's client got no answer")
         if got is not None and got != answer(legs.tokens, legs.count):
@@ -279,59 +268,11 @@ class _Turn:
 
     # --- afterwards --------------------------------------------------------------------------------------
 
-    def _calm(self) -> None:
-        self._blows.undo_all()
-        self._stage.link.up(True)
-        self._stage.link.shape(None)
-        for name in list(self._stage.engines):
-            with contextlib.suppress(EngineFailed):
-                self._stage.engines[name].kill(signal.SIGCONT)
-            self._hurry(name)
-
-    def heal(self) -> None:
-        """Everything is up: what was stopped goes on, what was killed is started again."""
-        scenario, stage = self._scenario, self._stage
-        for name, node in stage.nodes.items():
-            if node.running:
-                node.signal(signal.SIGCONT)
-            whom = next((whom for whom, of in DAEMONS.items() if of == name), None)
-            if whom is not None and node.running and self._blows.ends(whom, node.pid):
-                node.wait()
-            if not node.running:
-                node.launch()
-        for name in list(stage.engines):
-            if name in self._doomed or not stage.alive(name):
-                stage.bury(name)
-                stage.begin(name)
-        for name, node in stage.nodes.items():
-            node.wait_ready()
-            self._await_registration(name)
-        self._calm()
-        if scenario.cast is Cast.ROUTER:
-            stage.start_router()
-        for name in stage.engines:
-            stage.ready(name)
-
-    def _await_registration(self, name: str) -> None:
-        whom = next((whom for whom, of in DAEMONS.items() if of == name), None)
-        if whom is None or not self._blows.ended(whom):
-            return
-        began = time.monotonic()
-        living = [engine for engine in self._books.engines_of(name) if engine not in self._doomed]
-
-        def registered() -> bool:
-            ready = {e.engine_id for e in self._stage.nodes[name].engines() if e.ranks_ready == e.local_ranks}
-            return set(living) <= ready
-
-        wait_for(f"{living} are registered at {name}", registered, HEALED)
-        if living:
-            self._played.registered = time.monotonic() - began
-
-    def _settle(self) -> None:
+    def _settle(self, since_unix_ns: int = 0) -> None:
         held = ["not looked yet"]
 
         def nothing() -> bool:
-            held[:] = self._books.held()
+            held[:] = self._books.held(since_unix_ns)
             return not held
 
         try:
@@ -348,12 +289,7 @@ class _Turn:
             legs = self._stage.new_legs(
                 200, self._scenario.number, "again", next(numbers), sender=self._sender
             )
-            if self._scenario.cast is Cast.ROUTER:
-                self._client = None
-                self._answered = []
-                self._through_router(legs)
-            else:
-                self._at_once(legs)
+            self._asking.send(legs)
             assert legs.d is not None
             assert legs.p is not None
             output = legs.d.result(REACH)
@@ -363,37 +299,4 @@ class _Turn:
 
         wait_for("a clean transfer moves", moved, HEALED)
         self._played.again = time.monotonic() - began
-        self._settle()
-
-    # --- requests ----------------------------------------------------------------------------------------
-
-    def _at_once(self, legs: Legs) -> None:
-        legs_in_order: list[Callable[[Legs], None]] = [self._stage.send_p, self._stage.send_d]
-        if self._scenario.d_first:
-            legs_in_order.reverse()
-        for send in legs_in_order:
-            send(legs)
-
-    def _through_router(self, legs: Legs) -> None:
-        front = self._stage.front
-        assert front is not None
-        before = len(front.came)
-        self._client = threading.Thread(target=self._ask, args=(body_of(legs),), daemon=True)
-        self._client.start()
-        wait_for("both legs come", lambda: len(front.came) >= before + 2, REACH)
-        for came in front.came[before:]:
-            legs.transfer_id = bytes.fromhex(came.params["transfer_id"])
-            legs.sent[came.engine] = came.at
-            if came.engine == D:
-                legs.d = came.request
-            else:
-                legs.p = came.request
-
-    def _ask(self, body: bytes) -> None:
-        url = f"http://127.0.0.1:{self._stage.router_port}/v1/completions"
-        call = urllib.request.Request(url, body, {"Content-Type": "application/json"})
-        try:
-            with urllib.request.urlopen(call, timeout=ENDS) as found:
-                self._answered.append(json.load(found)["choices"][0]["token_ids"])
-        except (OSError, ValueError, KeyError):
-            self._answered.append(None)
+        self._settle(time.time_ns())

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 from testing.chaos.scenario import Blow, Cut, Fault, Point, Scenario, Strike, Whom
-from testing.chaos.stage import RANKS, D, P, Stage, wait_for
+from testing.chaos.stage import RANKS, SILENCE, D, P, Stage, wait_for
+from testing.clockwork.harness import Engine
 from testing.faults.rules import Act, Rule
 from testing.processes import state
 
@@ -41,8 +42,8 @@ class Blows:
         """When each happened, CLOCK_MONOTONIC."""
         self.at_unix_ns = 0
         """When the first happened."""
-        self._ended: dict[Whom, int] = {}
-        """By who was killed or told to end: the process, 0 for an engine's."""
+        self._ended: dict[Whom, int | Engine] = {}
+        """By who was killed or told to end: the process, or whose engine's it was."""
         self._awaited: dict[str, Point] = {}
         self.woken: dict[str, float] = {}
         """Engines that stood still: since when they do not, CLOCK_MONOTONIC."""
@@ -78,23 +79,24 @@ class Blows:
             # What came of it came after it.
             self.at.append(time.monotonic() - max(0.0, time.time() - firing.time))
             if fault.act == "exit":
-                self._ended[_EXITS[fault.process, fault.node]] = firing.pid
+                whom = _EXITS[fault.process, fault.node]
+                self._ended[whom] = self._stage.engines[ENGINES[whom]] if whom in ENGINES else firing.pid
         return bool(self._awaited)
 
     def _signal(self, strike: Strike) -> None:
         number = SIGNALS[strike.blow]
         whom = strike.whom
         if whom in (Whom.P_ENGINE, Whom.D_ENGINE):
-            if strike.blow is not Blow.STOP:
-                self._ended[whom] = 0
             engine = self._stage.engines[ENGINES[whom]]
+            if strike.blow is not Blow.STOP:
+                self._ended[whom] = engine
             engine.kill(number)
             if strike.blow is Blow.STOP:
                 self._undo_later(strike, lambda: self._wake(ENGINES[whom]))
             return
         pid = self._stage.pid(whom)
         if strike.blow is not Blow.STOP:
-            self._ended[whom] = pid
+            self._ended[whom] = self._stage.engines[ENGINES[whom]] if whom in ENGINES else pid
         os.kill(pid, number)
         if strike.blow is Blow.KILL:
             wait_for(f"{whom.value} is gone", lambda: state(pid) in ("", "Z"), SEEN)
@@ -113,9 +115,22 @@ class Blows:
         """Whether somebody was killed, or told to end."""
         return whom in self._ended
 
-    def ends(self, whom: Whom, pid: int) -> bool:
-        """Whether this process of somebody's was killed, or told to end."""
-        return self._ended.get(whom) == pid
+    def ends(self, whom: Whom, one: int | Engine) -> bool:
+        """Whether this process of somebody's, or this engine, was killed, or told to end."""
+        return self._ended.get(whom) == one
+
+    def costs_mover(self, node: str) -> bool:
+        """Whether a node's mover may have died of it: hit, silent for too long, or not believed any more."""
+        movers = {"p": Whom.P_MOVER, "d": Whom.D_MOVER}
+        for fault in self._scenario.faults:
+            match fault:
+                case Strike(whom=whom, blow=blow, seconds=seconds):
+                    if whom is movers.get(node) and (blow is not Blow.STOP or seconds > SILENCE):
+                        return True
+                case Point(node=where, process=process, point=point):
+                    if where == node and (process == "mover" or point.startswith("mover.")):
+                        return True
+        return False
 
     def stops(self, whom: Whom) -> bool:
         """Whether somebody stands still now."""

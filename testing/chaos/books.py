@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
+from kvpush_client._proto import admin_pb2
 from testing.chaos.stage import RANKS, D, P, Stage
 from testing.clockwork.harness import EngineFailed
 from testing.processes import is_mover, movers_of, spares_of
@@ -45,19 +46,22 @@ class Books:
         names = {"p": (P, RANKS), "d": (D,), "e": ()}[node]
         return [name for name in names if name in self._stage.engines]
 
-    def held(self) -> list[str]:
-        """What is held that should be back, and who lives that should be gone; empty = nothing."""
-        found = [line for node in self._stage.nodes for line in self._of_node(node)]
+    def held(self, since_unix_ns: int = 0) -> list[str]:
+        """What is held that should be back, and who lives that should be gone; empty = nothing. What movers
+        have of their transports counts as they counted it after `since_unix_ns`, if that is given."""
+        found = [line for node in self._stage.nodes for line in self._of_node(node, since_unix_ns)]
         if not found:
             # Engines are asked last: each question keeps the ranks of a TP engine spinning for a second.
             found = [line for name in list(self._stage.engines) for line in self._of_engine(name)]
         return found
 
-    def _of_node(self, name: str) -> list[str]:
+    def _of_node(self, name: str, since_unix_ns: int) -> list[str]:
         status = self._stage.status(name)
         if status is None:
             return [f"node {name} does not answer"]
         held, (mover,) = status.held, status.movers
+        # Only P's node sends, to each engine that receives on D's.
+        receivers = len(self.engines_of("d")) if name == "p" else 0
         self._moved[name, status.started_unix_ns] = (status.totals.landed, status.totals.bytes_received)
         engines = self.engines_of(name)
         pools = sum(2 if engine == RANKS else 1 for engine in engines)
@@ -78,6 +82,8 @@ class Books:
         # One inlet for each pair of a peer and an engine that receives here.
         if mover.inlets > len(engines):
             wrong.append(f"node {name} has {mover.inlets} inlets for {len(engines)} engines")
+        if since_unix_ns:
+            wrong += [f"node {name}: {line}" for line in handles(mover, since_unix_ns, pools, receivers)]
         if not status.ready:
             wrong.append(f"node {name} is not ready: {', '.join(status.problems)}")
         daemon = self._stage.nodes[name].pid
@@ -120,3 +126,24 @@ class Books:
             if more > DESCRIPTORS_MORE:
                 wrong.append(f"{name} has {more} descriptors more than at first")
         return wrong
+
+
+def handles(mover: admin_pb2.Mover, since_unix_ns: int, pools: int, receivers: int) -> list[str]:
+    """What a mover with nothing to do has of its transport that it should not, or lacks.
+
+    It maps `pools`, those of engines of one each where they receive, and sends to no more than `receivers`.
+    """
+    if mover.counted_unix_ns < since_unix_ns:
+        return ["its mover has not counted yet what it has of its transport"]
+    wrong = []
+    if mover.transfers:
+        wrong.append(f"{mover.transfers} transfers are under way at its transport")
+    if mover.outlets > receivers:
+        wrong.append(f"{mover.outlets} outlets for {receivers} engines to send to")
+    registrations = pools * (1 + mover.outlets) + mover.inlets
+    if mover.registrations != registrations:
+        wrong.append(
+            f"{mover.registrations} registrations, not {registrations}, of {pools} pools with "
+            f"{mover.outlets} outlets and {mover.inlets} inlets"
+        )
+    return wrong

@@ -74,8 +74,6 @@ class Stage(Ensemble):
         self._given = harness
         self.nodes: dict[str, Node] = {}
         self.engines: dict[str, Engine] = {}
-        self.deaths: list[str] = []
-        """Engines that ended and were not meant to."""
         self.logs: list[Path] = []
         self.router: subprocess.Popen[bytes] | None = None
         self.front: HttpFront | None = None

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import KvpushError, TransportFailed
-from kvpushd.mover.transport.base import Carrier, Completion, Region, Transport, Write
+from kvpushd.mover.transport.base import Carrier, Completion, Handles, Region, Transport, Write
 from testing.faults.catalog import COMPLETION
 from testing.faults.points import Broken, Lane, Points
 from testing.faults.rules import Act, Rule
@@ -180,6 +180,10 @@ class FaultyTransport(FaultyCarrier):
     def bell(self) -> int | None:
         """The inner transport's."""
         return self._ways.bell
+
+    def handles(self) -> Handles:
+        """The inner transport's."""
+        return self._ways.handles()
 
     def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """As the inner transport; metadata that is lost is empty."""

@@ -41,7 +41,7 @@ def say(text: str) -> None:
 def soak(fleet: Fleet, minutes: float, seed: int, most: int) -> dict[str, Any]:
     """Runs; returns the summary."""
     driver = Driver(fleet, asks(seed), most)
-    meters = Meters(fleet.pids())
+    meters = Meters(fleet.pids(), {f"mover {name}": node for name, node in fleet.nodes.items()})
     seconds = minutes * 60
     began = time.monotonic()
     looks, restarts, told = 0, 0, 0
@@ -67,7 +67,7 @@ def soak(fleet: Fleet, minutes: float, seed: int, most: int) -> dict[str, Any]:
         restarting.join()
     while driver.turn(more=False):
         time.sleep(0.002)
-    leftovers = settle(fleet)
+    leftovers = settle(fleet, time.time_ns())
     stats = fleet.stats(fleet.engines)
     done = sorted(driver.tally.done, key=lambda one: one.number)
     growths = meters.growths()
@@ -91,10 +91,10 @@ def soak(fleet: Fleet, minutes: float, seed: int, most: int) -> dict[str, Any]:
     }
 
 
-def settle(fleet: Fleet) -> list[str]:
-    """What is still held a while after the last request."""
+def settle(fleet: Fleet, since_unix_ns: int) -> list[str]:
+    """What is still held a while after the last request, which was over at `since_unix_ns`."""
     deadline = time.monotonic() + SETTLED
-    while (held := fleet.held()) and time.monotonic() < deadline:
+    while (held := fleet.held(since_unix_ns)) and time.monotonic() < deadline:
         time.sleep(0.1)
     return held
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from testing import engines
+from testing.chaos.books import handles
 from testing.clockwork import checkpoint
 from testing.clockwork.harness import Engine, Harness, Stats
 from testing.engines import START
@@ -97,11 +98,15 @@ class Fleet(Ensemble):
             found |= {f"daemon {name}": node.pid, f"mover {name}": node.mover_pid}
         return found
 
-    def held(self) -> list[str]:
-        """What is still held now, with nothing asked for; empty = nothing."""
+    def held(self, since_unix_ns: int) -> list[str]:
+        """What is still held now, with nothing asked for since then; empty = nothing."""
         found = []
         for name, node in self.nodes.items():
-            held = node.status().held
+            status = node.status()
+            (mover,), held = status.movers, status.held
+            receivers = [engine for engine in self.engines if engine != P]
+            pools, ways = (1, len(receivers)) if name == "p" else (len(receivers), 0)
+            found += [f"node {name}: {line}" for line in handles(mover, since_unix_ns, pools, ways)]
             for what in ("reservations", "handoffs", "quarantined_blocks", "writes"):
                 if getattr(held, what):
                     found.append(f"node {name} has {getattr(held, what)} {what}")

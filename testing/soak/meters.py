@@ -9,10 +9,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from testing.node import Node
+
 MEASURES = ("resident_bytes", "descriptors", "threads")
+HANDLES = ("outlets", "transfers", "registrations")
+"""The same of movers: what they have of their transport."""
 WARM_UP = 0.3
 """Share of a run that is not looked at: caches and histories fill up."""
-ALLOWED: Mapping[str, float] = {"descriptors": 2.0, "threads": 2.0}
+ALLOWED: Mapping[str, float] = {
+    "descriptors": 2.0,
+    "threads": 2.0,
+    "outlets": 0.5,
+    "transfers": 1.0,
+    "registrations": 0.5,
+}
 """Growth over the rest of the run that is none, by measure; for memory see ALLOWED_MEMORY."""
 ALLOWED_MEMORY = 0.03
 """As a share of what is resident: what an allocator's pages come and go by."""
@@ -26,6 +36,16 @@ class Sample:
     resident_bytes: int
     descriptors: int
     threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One look at what a mover has of its transport."""
+
+    at: float
+    outlets: int
+    transfers: int
+    registrations: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,22 +64,30 @@ class Growth:
 
 
 class Meters:
-    """Samples of all processes, by name."""
+    """Samples of all processes, by name, and of what movers have of their transports."""
 
-    def __init__(self, pids: Mapping[str, int]) -> None:
+    def __init__(self, pids: Mapping[str, int], nodes: Mapping[str, Node] | None = None) -> None:
+        """`nodes` are those whose movers are asked, by the mover's name."""
         self._pids = dict(pids)
+        self._nodes = dict(nodes or {})
         self.samples: dict[str, list[Sample]] = {name: [] for name in pids}
+        self.handles: dict[str, list[Held]] = {name: [] for name in self._nodes}
 
     def look(self, at: float) -> None:
         """One sample of each. Raises FileNotFoundError where a process is gone."""
         for name, pid in self._pids.items():
             self.samples[name].append(sample(pid, at))
+        for name, node in self._nodes.items():
+            mover = node.status().movers[0]
+            self.handles[name].append(Held(at, mover.outlets, mover.transfers, mover.registrations))
 
     def growths(self) -> list[Growth]:
         """Of every process and measure."""
-        return [
+        found = [
             growth(name, measure, samples) for name, samples in self.samples.items() for measure in MEASURES
         ]
+        found += [growth(name, measure, held) for name, held in self.handles.items() for measure in HANDLES]
+        return found
 
 
 def sample(pid: int, at: float) -> Sample:
@@ -69,7 +97,7 @@ def sample(pid: int, at: float) -> Sample:
     return Sample(at, resident, len(os.listdir(f"/proc/{pid}/fd")), threads)
 
 
-def growth(process: str, measure: str, samples: Sequence[Sample]) -> Growth:
+def growth(process: str, measure: str, samples: Sequence[Sample] | Sequence[Held]) -> Growth:
     """How much a measure grows from the end of the warm-up to the end, by the median of all slopes: no single
     peak counts (Theil and Sen). Raises ValueError with fewer than three samples after the warm-up."""
     late = [one for one in samples if one.at >= WARM_UP * samples[-1].at]

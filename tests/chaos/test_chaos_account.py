@@ -48,6 +48,7 @@ def test_what_went_as_promised_is_well():
         {"said": 1.2},
         {"registered": 2.5},
         {"replaced": 1.1},
+        {"again": 2.3},
         {"undisturbed": 0.9},
     ],
     ids=lambda seen: next(iter(seen)),

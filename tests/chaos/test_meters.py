@@ -8,7 +8,7 @@ import os
 import pytest
 
 from testing.soak.load import asks
-from testing.soak.meters import Meters, Sample, growth
+from testing.soak.meters import Held, Meters, Sample, growth
 
 MIB = 1 << 20
 
@@ -53,6 +53,13 @@ def test_meters_look_at_a_living_process():
     assert by_measure["resident_bytes"].median > MIB
     assert by_measure["descriptors"].median >= 3
     assert by_measure["threads"].median >= 1
+
+
+def test_an_outlet_more_with_each_restart_is_growth_and_busy_transfers_are_not():
+    held = [Held(float(at), 1 + at // 20, at % 7, 2 + 2 * (at // 20)) for at in range(100)]
+    assert not growth("mover", "outlets", held).flat
+    assert not growth("mover", "registrations", held).flat
+    assert growth("mover", "transfers", held).flat
 
 
 def test_a_load_is_the_same_for_the_same_seed_and_mixed():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from functools import partial
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def test_an_engine_that_leaves_in_order_destroys_no_inlet_as_a_fence(nodes: Node
     d.close()
     eventually(lambda: nodes.d.status().movers[0].inlets == 0)
     assert nodes.d.metric("kvpush_inlets_destroyed_total") == destroyed
+
+
+def handles(node: Node) -> tuple[int, int, int]:
+    mover = node.status().movers[0]
+    return mover.outlets, mover.transfers, mover.registrations
+
+
+def test_what_a_mover_has_of_its_transport_is_counted_and_goes_with_the_engines(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    transfer(p, d)
+    before = time.time_ns()
+    eventually(lambda: handles(nodes.p) == (1, 0, 2) and handles(nodes.d) == (0, 0, 2))
+    eventually(lambda: nodes.p.status().movers[0].counted_unix_ns > before)
+    d.close()
+    eventually(lambda: handles(nodes.p) == (0, 0, 1) and handles(nodes.d) == (0, 0, 0))
+    p.close()
+    eventually(lambda: handles(nodes.p) == (0, 0, 0))
 
 
 def test_what_waits_is_listed_on_either_side_with_its_age(nodes: Nodes) -> None:

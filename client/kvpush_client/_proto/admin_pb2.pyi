@@ -173,6 +173,10 @@ class Mover(google.protobuf.message.Message):
     POOLS_FIELD_NUMBER: builtins.int
     INLETS_FIELD_NUMBER: builtins.int
     TRANSPORTS_FIELD_NUMBER: builtins.int
+    OUTLETS_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
+    REGISTRATIONS_FIELD_NUMBER: builtins.int
+    COUNTED_UNIX_NS_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Its name."""
     pid: builtins.int
@@ -185,6 +189,16 @@ class Mover(google.protobuf.message.Message):
     """Pools that it maps."""
     inlets: builtins.int
     """Receiving agents that it holds."""
+    outlets: builtins.int
+    """Sending agents that it holds, as it counted last."""
+    transfers: builtins.int
+    """Transfers that its transport has begun and that have not ended, as it counted last. A write is one or more."""
+    registrations: builtins.int
+    """Registrations of pools with agents, as it counted last: one of each pool to send from it at all, one more with
+    each outlet, and with each inlet one of each pool behind it.
+    """
+    counted_unix_ns: builtins.int
+    """When it counted last, Unix nanoseconds; 0 = not yet. It does at least each second."""
     @property
     def transports(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Transports that it can use."""
@@ -199,8 +213,12 @@ class Mover(google.protobuf.message.Message):
         pools: builtins.int = ...,
         inlets: builtins.int = ...,
         transports: collections.abc.Iterable[builtins.str] | None = ...,
+        outlets: builtins.int = ...,
+        transfers: builtins.int = ...,
+        registrations: builtins.int = ...,
+        counted_unix_ns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["alive", b"alive", "inlets", b"inlets", "name", b"name", "pid", b"pid", "pools", b"pools", "restarts", b"restarts", "transports", b"transports"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["alive", b"alive", "counted_unix_ns", b"counted_unix_ns", "inlets", b"inlets", "name", b"name", "outlets", b"outlets", "pid", b"pid", "pools", b"pools", "registrations", b"registrations", "restarts", b"restarts", "transfers", b"transfers", "transports", b"transports"]) -> None: ...
 
 global___Mover = Mover
 

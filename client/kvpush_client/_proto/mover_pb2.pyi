@@ -678,10 +678,22 @@ class MoverBeat(google.protobuf.message.Message):
     ROUNDS_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
     LANES_FIELD_NUMBER: builtins.int
+    OUTLETS_FIELD_NUMBER: builtins.int
+    TRANSFERS_FIELD_NUMBER: builtins.int
+    REGISTRATIONS_FIELD_NUMBER: builtins.int
+    COUNTED_UNIX_NS_FIELD_NUMBER: builtins.int
     rounds: builtins.int
     """Rounds since the start."""
     bytes: builtins.int
     """Bytes landed since the start, as sender."""
+    outlets: builtins.int
+    """Sending agents that it holds."""
+    transfers: builtins.int
+    """Transfers that the transport has begun and that have not ended."""
+    registrations: builtins.int
+    """Registrations of pools with agents."""
+    counted_unix_ns: builtins.int
+    """When these were counted, Unix nanoseconds."""
     @property
     def lanes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What carries bytes to and from other movers, in the transport's own words, e.g. "rc_mlx5/mlx5_0:1"; empty
@@ -694,7 +706,11 @@ class MoverBeat(google.protobuf.message.Message):
         rounds: builtins.int = ...,
         bytes: builtins.int = ...,
         lanes: collections.abc.Iterable[builtins.str] | None = ...,
+        outlets: builtins.int = ...,
+        transfers: builtins.int = ...,
+        registrations: builtins.int = ...,
+        counted_unix_ns: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "lanes", b"lanes", "rounds", b"rounds"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "counted_unix_ns", b"counted_unix_ns", "lanes", b"lanes", "outlets", b"outlets", "registrations", b"registrations", "rounds", b"rounds", "transfers", b"transfers"]) -> None: ...
 
 global___MoverBeat = MoverBeat

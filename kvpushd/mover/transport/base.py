@@ -69,6 +69,15 @@ class Completion:
     fault: Fault | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """What a transport holds of its fabric: ways out, transfers under way, registrations of pools."""
+
+    outlets: int
+    transfers: int
+    registrations: int
+
+
 class Carrier(Protocol):
     """Carries bytes from a registered pool to where an outlet leads."""
 
@@ -139,6 +148,10 @@ class Transport(Carrier, Protocol):
 
     def progress(self) -> None:
         """Takes in what comes through the inlets."""
+        ...
+
+    def handles(self) -> Handles:
+        """Counts what is held: for now and then, not for each round."""
         ...
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, TransportFailed
-from kvpushd.mover.transport.base import Completion, Region, Write
+from kvpushd.mover.transport.base import Completion, Handles, Region, Write
 from kvpushd.mover.transport.local import memmove
 
 
@@ -185,6 +185,13 @@ class FakeTransport:
 
     def progress(self) -> None:
         """Nothing to do: the sender's poll lands."""
+
+    def handles(self) -> Handles:
+        """As if each agent had registered what it reaches."""
+        with self._fabric.lock:
+            behind = sum(len(self._fabric.inlets[agent].pools) for agent in self._inlets.values())
+        registered = len(self._sources) * (1 + len(self._outlets)) + behind
+        return Handles(len(self._outlets), len(self._writes), registered)
 
     @property
     def bell(self) -> int | None:

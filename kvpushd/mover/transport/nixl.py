@@ -30,7 +30,7 @@ import numpy as np
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.runs import Runs
 from kvpushd.errors import ConfigError, Invalid, TransportFailed
-from kvpushd.mover.transport.base import Completion, Region, Write
+from kvpushd.mover.transport.base import Completion, Handles, Region, Write
 from kvpushd.mover.transport.parts import PART_RUNS, parts_of, rows
 
 PACKAGES = ("nixl_cu13", "nixl_cu12")
@@ -260,6 +260,13 @@ class NixlTransport:
             agent = self._rings[descriptor]()
             if agent is not None:
                 agent.get_new_notifs()
+
+    def handles(self) -> Handles:
+        """Of all agents."""
+        outlets = self._outlets.values()
+        registered = len(self._sources) + sum(len(outlet.sources) for outlet in outlets)
+        registered += sum(len(inlet.registrations) for inlet in self._inlets.values())
+        return Handles(len(outlets), sum(len(outlet.under_way) for outlet in outlets), registered)
 
     def close(self) -> None:
         """Destroys all agents, receiving ones first."""
