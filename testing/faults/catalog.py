@@ -22,6 +22,10 @@ CARRIER_CALLS = ("register", "deregister", "post", "poll")
 WAY_CALLS = ("open_inlet", "close_inlet", "open_outlet", "close_outlet", "cut_outlet")
 TRANSPORT_CALLS = (*CARRIER_CALLS, *WAY_CALLS, "progress")
 COMPLETION = "completion"
+RAISING_CALLS = ("register", "open_inlet", "open_outlet")
+"""Whose contract lets them fail: of the others nobody hears that they failed once they are made."""
+TELLING_CALLS = ("open_inlet",)
+"""Whose result can be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +38,23 @@ class Point:
     def allows(self, when: str, act: Act) -> bool:
         """Whether this can go wrong there."""
         family, _, what = self.name.partition(".")
-        if family in ("nixl", "local"):
-            if what == COMPLETION:
-                return when == "before"
+        if when == "after":
+            return self._allows_after(family, what, act)
+        if family in ("nixl", "local") and what != COMPLETION:
             # Only writes can overtake each other.
-            return act is not Act.REORDER or (what == "post" and when == "before")
-        if act is Act.DROP or (act is Act.REORDER and family != "fds"):
-            return when == "before"  # what has passed has passed
+            return act is not Act.REORDER or what == "post"
         if family in ("admin", "fds"):
             return act not in (Act.REPEAT, Act.REORDER)  # one question, one answer
         return True
+
+    @staticmethod
+    def _allows_after(family: str, what: str, act: Act) -> bool:
+        """What has passed has passed: it can't be lost, doubled or swapped; what follows can be late."""
+        if family in ("admin", "fds") or what == COMPLETION or act in (Act.REPEAT, Act.REORDER):
+            return False
+        if act is Act.DROP:
+            return what in TELLING_CALLS and family in ("nixl", "local")
+        return act is not Act.FAIL or family not in ("nixl", "local") or what in RAISING_CALLS
 
 
 def points() -> list[Point]:

@@ -88,6 +88,13 @@ def test_without_rules_nothing_strikes(board: Board) -> None:
         Rule(POINT, Act.DROP, when="after"),
         Rule(POINT, Act.DROP, process="mover"),
         Rule("nixl.register", Act.REORDER),
+        Rule(POINT, Act.REPEAT, when="after"),
+        Rule("nixl.register", Act.REPEAT, when="after"),
+        Rule("nixl.register", Act.DROP, when="after"),
+        Rule("nixl.post", Act.DROP, when="after"),
+        Rule("nixl.post", Act.FAIL, when="after"),
+        Rule("fds.send.PoolAnswer", Act.FAIL, when="after"),
+        Rule("admin.recv.GetStatus", Act.DELAY, when="after"),
     ],
 )
 def test_a_rule_that_can_happen_nowhere_is_refused(board: Board, rule: Rule) -> None:

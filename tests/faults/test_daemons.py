@@ -118,6 +118,30 @@ def test_whatever_goes_wrong_all_ends_once_with_a_reason_and_the_next_transfer_l
         pair.works(rule)
 
 
+SOMEWHAT_LATER = [
+    ("peer.send.Announce", catalog.DAEMON, "after", Act.FAIL),
+    ("session.send.Reserve", catalog.CLIENT, "after", Act.DELAY),
+    ("nixl.open_inlet", catalog.MOVER, "after", Act.DROP),
+    ("peer.send.Announce", catalog.DAEMON, "before", Act.REORDER),
+    ("nixl.post", catalog.MOVER, "before", Act.REORDER),
+]
+
+
+@pytest.mark.parametrize(
+    ("point", "process", "when", "act"),
+    [pytest.param(*row, id=f"{row[0]} {row[2]}: {row[3]}") for row in SOMEWHAT_LATER],
+)
+def test_what_goes_wrong_after_a_step_or_in_another_order_ends_with_a_reason_too(
+    pair: Pair, point: str, process: str, when: str, act: Act
+) -> None:
+    rule = Rule(point, act, when=when, process=process, seconds=0.1)
+    first, second = pair.story(rule)
+    family = point.partition(".")[0]
+    assert set(first) <= {None, *ENDS[family]}
+    assert set(second) <= {*CANCELS, *ENDS[family]}
+    pair.works(rule)
+
+
 def test_a_write_that_nothing_is_heard_of_costs_its_way_and_not_its_mover(pair: Pair) -> None:
     lost = Rule("nixl.completion", Act.DROP, node="p")
     mover = pair.p.mover_pid
