@@ -97,3 +97,10 @@ def test_counts_whose_part_exceeds_the_whole_are_refused() -> None:
 def test_a_fingerprint_too_large_to_keep_is_refused_with_the_fields_name() -> None:
     with pytest.raises(Invalid, match=r"hello\.fingerprint: fingerprint field 'x': value of 2000"):
         wire.fingerprint_from_wire(types_pb2.Fingerprint(fields={"x": "y" * 2000}), "hello.fingerprint")
+
+
+@pytest.mark.parametrize("size", [0, 15, 17, 1 << 20])
+def test_an_incarnation_of_another_length_is_refused(size: int) -> None:
+    """Whatever is kept of what a peer says is kept by its engine's incarnation."""
+    with pytest.raises(Invalid, match=rf"announce\.incarnation has {size} bytes, expected 16"):
+        wire.incarnation_from_wire(b"x" * size, "announce.incarnation")
