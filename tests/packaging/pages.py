@@ -25,6 +25,6 @@ def named(cell: str) -> list[tuple[str, str]]:
 
 
 def is_there(folder: str, name: str) -> bool:
-    """Whether a test is called so, or a file of tests, in the folder."""
-    files = (ROOT / "tests" / folder).glob("test_*.py")
+    """Whether a test is called so, or a file of tests, in the folder, or in the file that has its name."""
+    files = [*(ROOT / "tests" / folder).glob("test_*.py"), *(ROOT / "tests").glob(f"test_{folder}.py")]
     return any(file.stem == f"test_{name}" or f"def test_{name}(" in file.read_text() for file in files)
