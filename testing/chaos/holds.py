@@ -133,7 +133,8 @@ class Holds:
             status = self._stage.status("p")
             writes = status.held.writes if status else 0
             held.sight.bytes, held.sight.writes = transfer.counts.bytes, writes
-            moving = transfer.half.phase == admin_pb2.PHASE_MOVING and transfer.counts.bytes > 0
+            moved = transfer.counts.bytes > 0 or not held.sight.phase.moved
+            moving = transfer.half.phase == admin_pb2.PHASE_MOVING and moved
             return moving and not transfer.times.landed_unix_ns and bool(wanted(transfer, writes))
 
         self._until(f"it is {held.sight.phase.value}", held, "p", reached)

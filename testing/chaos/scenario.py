@@ -23,8 +23,8 @@ class Phase(Enum):
 
     @property
     def moved(self) -> bool:
-        """Some of its bytes have landed, and some have not."""
-        return self in (Phase.BETWEEN, Phase.POSTING, Phase.SEALED)
+        """Some of its bytes have landed, and some have not. What is sealed may be one write."""
+        return self in (Phase.BETWEEN, Phase.POSTING)
 
     @property
     def writing(self) -> bool:
@@ -34,7 +34,7 @@ class Phase(Enum):
     @property
     def matched(self) -> bool:
         """Both sides know of each other, and neither has ended."""
-        return self.moved or self is Phase.QUEUED
+        return self.moved or self in (Phase.QUEUED, Phase.SEALED)
 
 
 class Whom(Enum):

@@ -86,8 +86,9 @@ def test_wrong_bytes_fail_a_run_whatever_its_scenarios_say():
 
 
 def test_a_phase_that_needs_bytes_in_flight_does_not_count_without():
-    assert Sight(Phase.SEALED, bytes=0, writes=3).trouble
+    assert Sight(Phase.POSTING, bytes=0, writes=3).trouble
     assert Sight(Phase.SEALED, bytes=9, writes=0).trouble
+    assert not Sight(Phase.SEALED, bytes=0, writes=1).trouble
     assert Sight(Phase.BETWEEN, bytes=0).trouble
     assert not Sight(Phase.BETWEEN, bytes=9).trouble
     assert not Sight(Phase.QUEUED).trouble
