@@ -20,6 +20,7 @@ from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, KvpushError, Unreachable
 from kvpushd.logs import Sparing
 from kvpushd.rpc import status
+from kvpushd.rpc.ending import Ending
 from kvpushd.rpc.link import EOF, Wire
 from kvpushd.rpc.terms import Terms, check_hello
 from kvpushd.rpc.tls import PeerSecurity
@@ -33,6 +34,7 @@ class _Opened:
 
     channel: grpc.aio.Channel
     call: Any
+    ending: Ending
     hello: peer_pb2.PeerHello
 
 
@@ -159,12 +161,13 @@ class Links:
                 "link up", address=link.address, node=opened.hello.node, software=opened.hello.software
             )
             self._desk.on_up(link, opened.hello)
-            await wire.run(
-                opened.call.read,
-                opened.call.write,
-                opened.hello.silence_ms / 1000,
-                lambda item: self._desk.on_item(link, item),
-            )
+            async with opened.ending:
+                await wire.run(
+                    opened.call.read,
+                    opened.call.write,
+                    opened.hello.silence_ms / 1000,
+                    lambda item: self._desk.on_item(link, item),
+                )
         finally:
             await opened.channel.close(None)
 
@@ -179,13 +182,15 @@ class Links:
             async with asyncio.timeout(self._terms.connect_timeout):
                 channel, names = await self._security.connect(address, self._terms.options())
                 call = self._call(channel)
-                await call.write(peer_pb2.LinkRequest(hello=self._terms.hello()))
-                first = await call.read()
+                ending = Ending(call)
+                async with ending:
+                    await call.write(peer_pb2.LinkRequest(hello=self._terms.hello()))
+                    first = await call.read()
             if first is EOF:
                 raise Unreachable(f"{address} closed the link")
             hello = check_hello(first)
             self._security.admit(hello.node, names)
-            opened = _Opened(channel, call, hello)
+            opened = _Opened(channel, call, ending, hello)
             channel = None
             return opened
         finally:

@@ -19,7 +19,7 @@ import pytest
 
 from kvpush_client._proto import peer_pb2
 from kvpush_client._proto.peer_pb2_grpc import PeerServiceStub
-from kvpush_client.events import Reason
+from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, OverLimit
 from kvpushd.rpc.link import EOF
 from kvpushd.rpc.links import check_address
@@ -213,6 +213,20 @@ async def test_what_the_desk_refuses_reaches_the_other_side_with_its_reason_and_
         assert fault.detail == "announce.end is before announce.start"
         assert good_heard.downs.empty()
         assert [link.hello.node for link in sender.service] == ["good"]
+
+
+@in_loop
+async def test_a_refusal_keeps_its_reason_while_the_refused_side_goes_on_writing() -> None:
+    async with sending() as sender, receiving() as (links, heard):
+        sender.notes.raises = Invalid("announce.end is before announce.start")
+        for _ in range(30):
+            link = links.dial(sender.address)
+            await soon(heard.ups.get())
+            while heard.downs.empty():
+                link.send(withdraw(1))
+                await asyncio.sleep(0)
+            _, fault = heard.downs.get_nowait()
+            assert fault == Fault(Reason.INVALID, "announce.end is before announce.start")
 
 
 @in_loop
