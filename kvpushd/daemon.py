@@ -217,7 +217,9 @@ class Daemon:
             listener, service.bearer, self._engines, lifeline, rejected=self._count("memory")
         )
         tasks.start(fds.serve())
-        engines = await serve_engines(service, place.engines, mode=settings.socket_mode)
+        engines = await serve_engines(
+            service, place.engines, mode=settings.socket_mode, silence=settings.engine_silence
+        )
         stack.push_async_callback(engines.stop, None)
         stack.push_async_callback(self._close_rooms)
         place.hand_over()

@@ -168,6 +168,8 @@ class Settings(Part):
     tls: Tls = Tls()
     link_silence: Seconds = Field(default=10.0, ge=0.1, le=600)
     """Silence after which a link to a peer is given up."""
+    engine_silence: Seconds = Field(default=30.0, ge=1, le=600)
+    """Silence after which an engine counts as dead, as it stands still; who waits for it waits so long."""
     connect_timeout: Seconds = Field(default=5.0, gt=0, le=600)
     """Time that a link may take to come up."""
 

@@ -277,10 +277,13 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         session.tell(Refusal(error.fault()) if half is None else Rejected(*half, error.fault()))
 
 
-async def serve_engines(service: EngineService, path: Path, *, mode: int = sockets.MODE) -> grpc.aio.Server:
+async def serve_engines(
+    service: EngineService, path: Path, *, mode: int = sockets.MODE, silence: float = 30.0
+) -> grpc.aio.Server:
     """Opens kvpushd.sock; returns the running server. Keep it, and stop it.
 
-    Raises ConfigError where the path can't be bound.
+    A process that answers nothing for `silence` seconds has its session ended. Raises ConfigError where the
+    path can't be bound.
     """
     server = grpc.aio.server(
         # Sessions and what waits to become one; more calls than that are no engines'.
@@ -292,10 +295,10 @@ async def serve_engines(service: EngineService, path: Path, *, mode: int = socke
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
             ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
-            # A stopped engine is given up later than a stopped daemon: it may sit in a debugger.
-            ("grpc.keepalive_time_ms", 10_000),
-            ("grpc.keepalive_timeout_ms", 20_000),
-            ("grpc.http2.ping_timeout_ms", 20_000),
+            # A third until the question, two for the answer.
+            ("grpc.keepalive_time_ms", int(silence * 1000 / 3)),
+            ("grpc.keepalive_timeout_ms", int(silence * 2000 / 3)),
+            ("grpc.http2.ping_timeout_ms", int(silence * 2000 / 3)),
             ("grpc.http2.max_pings_without_data", 0),
         ),
     )

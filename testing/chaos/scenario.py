@@ -170,7 +170,7 @@ class Scenario:
 
 SHORT, LONG = 0.5, 4.0
 """Seconds of a stop or a cut that nobody need notice, and of one that is longer than every silence."""
-GIVEN_UP, LONGEST = 30.0, 40.0
+GIVEN_UP, LONGEST = 10.0, 16.0
 """Seconds after which an engine that stands still counts as dead, and of a stop that is longer."""
 
 

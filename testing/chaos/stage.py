@@ -22,7 +22,7 @@ import grpc
 from kvpush_client._proto import admin_pb2
 from testing import engines, netns
 from testing.chaos.http_front import HttpFront
-from testing.chaos.scenario import Whom
+from testing.chaos.scenario import GIVEN_UP, Whom
 from testing.clockwork import checkpoint
 from testing.clockwork.clock import Clock
 from testing.clockwork.harness import Engine, EngineFailed, Harness, Request
@@ -41,6 +41,7 @@ BESIDE_RATE = 30_000_000
 CALM: dict[str, Any] = {
     "lease": LEASE,
     "link_silence": SILENCE,
+    "engine_silence": GIVEN_UP,
     "mover_silence": SILENCE,
     "connect_timeout": 2,
     "fence_patience": 1,

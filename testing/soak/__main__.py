@@ -27,8 +27,10 @@ from testing.soak.meters import Growth, Meters
 RESULTS = Path("soak-results")
 SAMPLES = 240
 """Looks at all processes, over the run."""
-RESTARTS = 10
-"""Times that an engine is killed and started again, over the run."""
+RESTARTS = 12
+"""Times that an engine is killed and started again, over the run: mortal ones, in turn."""
+LEAST_RATE = 20_000 / 30
+"""Requests a minute below which the load was none."""
 SETTLED = 60.0
 """Seconds after the last request within which all is back."""
 
@@ -52,11 +54,11 @@ def soak(fleet: Fleet, minutes: float, seed: int, most: int) -> dict[str, Any]:
             meters.look(at)
             looks += 1
         if restarting is not None and not restarting.is_alive():
-            restarting, driver.mortal_lives = None, True
+            driver.dead, restarting = None, None
         if restarting is None and at >= (restarts + 0.5) * seconds / RESTARTS:
-            driver.mortal_lives = False
+            driver.dead = MORTAL[restarts % len(MORTAL)]
             restarts += 1
-            restarting = threading.Thread(target=fleet.restart, args=(MORTAL,))
+            restarting = threading.Thread(target=fleet.restart, args=(driver.dead,))
             restarting.start()
         if at >= told * 30:
             say(f"[{at:6.0f} s] {len(driver.tally.done)} requests, {driver.tally.counts()}")
@@ -82,6 +84,7 @@ def soak(fleet: Fleet, minutes: float, seed: int, most: int) -> dict[str, Any]:
         "wrong_bytes": sum(one.witness.bad_cells for one in stats.values()),
         "preemptions": sum(stats[name].preemptions for name in (P, D)),
         "engine_restarts": restarts,
+        "slow": len(done) < LEAST_RATE * asked / 60,
         "first_hundred": driver.tally.share(done[:100]),
         "last_hundred": driver.tally.share(done[-100:]),
         "leftovers": leftovers,
@@ -125,7 +128,8 @@ def main() -> int:
     print(json.dumps(found))
     well = not (found["failed"] or found["grown"] or found["leftovers"] or found["wrong_bytes"])
     equally = found["first_hundred"]["right"] == found["last_hundred"]["right"] == 1.0
-    return 0 if well and equally else 1
+    loaded = found["preemptions"] and found["prefix_hits"] and found["left"] and not found["slow"]
+    return 0 if well and equally and loaded else 1
 
 
 if __name__ == "__main__":

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from testing.clockwork.harness import EngineFailed, Output, Request
 from testing.engines import BLOCK, answer
-from testing.soak.fleet import MORTAL, D, Fleet, P
+from testing.soak.fleet import MORTAL_D, MORTAL_P, D, Fleet, P
 from testing.soak.load import Ask
 
 NEVER = 60.0
 """Seconds after which a request counts as lost."""
 MORTAL_SHARE = 6
-"""Of so many requests, one is decoded by the engine that is started anew."""
+"""Of so many requests, one begins, and another ends, on an engine that is started anew."""
 
 
 @dataclass(slots=True)
@@ -24,6 +24,7 @@ class Open:
     """A request in flight."""
 
     ask: Ask
+    sender: str
     receiver: str
     transfer_id: bytes
     since: float
@@ -78,7 +79,8 @@ class Driver:
         self._asks = asks
         self._most = most
         self._open: list[Open] = []
-        self.mortal_lives = True
+        self.dead: str | None = None
+        """The engine that is being started anew."""
         self.tally = Tally()
 
     def turn(self, *, more: bool = True) -> bool:
@@ -90,17 +92,19 @@ class Driver:
         return bool(self._open)
 
     def _begin(self, ask: Ask) -> None:
-        receiver = MORTAL if self.mortal_lives and ask.number % MORTAL_SHARE == 0 else D
-        one = Open(ask, receiver, self._fleet.new_transfer(), time.monotonic())
+        turn = ask.number % MORTAL_SHARE
+        sender = MORTAL_P if turn == 1 and self.dead != MORTAL_P else P
+        receiver = MORTAL_D if turn == 0 and self.dead != MORTAL_D else D
+        one = Open(ask, sender, receiver, self._fleet.new_transfer(), time.monotonic())
         self._open.append(one)
         if ask.d_first and not ask.in_turn:
             self._send_d(one)
-        one.p = self._fleet.engines[P].submit(ask.tokens, 1, self._fleet.params_for_p(one.transfer_id))
+        one.p = self._fleet.engines[sender].submit(ask.tokens, 1, self._fleet.params_for_p(one.transfer_id))
         if not ask.d_first and not ask.in_turn:
             self._send_d(one)
 
     def _send_d(self, one: Open) -> None:
-        params = self._fleet.params_for_d(one.transfer_id)
+        params = self._fleet.params_for_d(one.transfer_id, one.sender)
         try:
             engine = self._fleet.engines[one.receiver]
             one.d = engine.submit(one.ask.tokens, one.ask.count, params)
@@ -112,11 +116,12 @@ class Driver:
         waited = time.monotonic() - one.since
         if one.ask.patience is not None and waited > one.ask.patience and not one.left:
             one.left = True
-            self._fleet.engines[P].abort(one.p.request_id)
+            if one.sender != self.dead:
+                self._fleet.engines[one.sender].abort(one.p.request_id)
             if one.d is None:
                 self._end(one, "left")
                 return
-            if one.receiver != MORTAL or self.mortal_lives:
+            if one.receiver != self.dead:
                 self._fleet.engines[one.receiver].abort(one.d.request_id)
         if one.d is None and one.p.done():
             self._send_d(one)

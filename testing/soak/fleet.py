@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processes of a soak: two nodes, P and D that live all the time, and a pair that is started anew."""
+"""The processes of a soak: two nodes, P and D that live all the time, and two that are started anew."""
 
 from __future__ import annotations
 
@@ -19,11 +19,13 @@ from testing.node import Node
 LEASE = 20.0
 BLOCKS = 140
 """KV blocks of an engine: so few that requests are preempted."""
-P, D, MORTAL = "P", "D", "mortal-D"
+P, D = "P", "D"
+MORTAL_P, MORTAL_D = MORTAL = ("mortal-P", "mortal-D")
+SENDERS, RECEIVERS = (P, MORTAL_P), (D, MORTAL_D)
 
 
 class Fleet(Ensemble):
-    """P, D and the mortal one, with what they need. `folder` gets logs and sockets: a short path."""
+    """P, D and the mortal ones, with what they need. `folder` gets logs and sockets: a short path."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -43,10 +45,10 @@ class Fleet(Ensemble):
             self._stack.callback(node.close)
             node.start()
         self._stack.callback(self._close_engines)
-        for name in (P, D, MORTAL):
+        for name in (*SENDERS, *RECEIVERS):
             self._launch(name)
-        for name in (P, D, MORTAL):
-            self.engines[name].ready(START)
+        for engine in self.engines.values():
+            engine.ready(START)
 
     def _close_engines(self) -> None:
         for engine in self.engines.values():
@@ -56,8 +58,8 @@ class Fleet(Ensemble):
         self.engines[name] = engines.launch(
             self._harness,
             name,
-            "kv_producer" if name == P else "kv_consumer",
-            self.nodes["p" if name == P else "d"],
+            "kv_producer" if name in SENDERS else "kv_consumer",
+            self.nodes["p" if name in SENDERS else "d"],
             self._model,
             extra={"lease": LEASE},
             kv_cache_bytes=self._bytes,
@@ -74,14 +76,14 @@ class Fleet(Ensemble):
         self._launch(name)
         self.engines[name].ready(START)
 
-    def params_for_d(self, transfer_id: bytes) -> dict[str, object]:
-        """A receiver's leg, with P's static coordinates."""
-        where = engines.coordinates(P, "127.0.0.1", self.nodes["p"].port)
+    def params_for_d(self, transfer_id: bytes, sender: str) -> dict[str, object]:
+        """A receiver's leg, with the static coordinates of its sender."""
+        where = engines.coordinates(sender, "127.0.0.1", self.nodes["p"].port)
         return {**engines.DECODE, **where, "transfer_id": transfer_id.hex()}
 
     @staticmethod
     def params_for_p(transfer_id: bytes) -> dict[str, object]:
-        """P's leg."""
+        """A sender's leg."""
         return {**engines.PREFILL, "transfer_id": transfer_id.hex()}
 
     @staticmethod
@@ -104,8 +106,7 @@ class Fleet(Ensemble):
         for name, node in self.nodes.items():
             status = node.status()
             (mover,), held = status.movers, status.held
-            receivers = [engine for engine in self.engines if engine != P]
-            pools, ways = (1, len(receivers)) if name == "p" else (len(receivers), 0)
+            pools, ways = (len(SENDERS), len(RECEIVERS)) if name == "p" else (len(RECEIVERS), 0)
             found += [f"node {name}: {line}" for line in handles(mover, since_unix_ns, pools, ways)]
             for what in ("reservations", "handoffs", "quarantined_blocks", "writes"):
                 if getattr(held, what):

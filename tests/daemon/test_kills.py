@@ -360,11 +360,11 @@ def test_a_killed_receiving_engine_ends_the_handoff_and_its_memory_is_let_go_aft
     again(p, nodes.engine(nodes.d, **LARGE))
 
 
-@pytest.mark.long
-def test_an_engine_that_stands_still_is_given_up_with_its_keepalive(tmp_path: Path) -> None:
+@pytest.mark.parametrize("silence", [3.0, pytest.param(30.0, marks=pytest.mark.long, id="as installed")])
+def test_an_engine_that_stands_still_is_given_up_after_its_silence(tmp_path: Path, silence: float) -> None:
     # For so long a busy machine keeps no link alive that is given up within a second.
     with (
-        Node("here", tmp_path) as here,
+        Node("here", tmp_path, engine_silence=silence) as here,
         Node("there", tmp_path) as there,
         FarEngine(here, "P") as p,
         Engine(there, "D") as d,
@@ -376,6 +376,7 @@ def test_an_engine_that_stands_still_is_given_up_with_its_keepalive(tmp_path: Pa
         with stopped(p.pid):
             assert reason(d.wait_for(ReservationEnded, key, timeout=90)) is Reason.ENGINE_GONE
             eventually(lambda: leftovers(here), lambda left: not left)
+        eventually(lambda: p.call("ready"))
 
 
 def test_a_killed_engine_comes_back_under_its_name_as_another_incarnation(nodes: Nodes) -> None:
