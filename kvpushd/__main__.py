@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 from kvpushd import config, logs
+from kvpushd.errors import ConfigError
 from kvpushd.settings import Settings
 
 LEAST_FILES = 64
@@ -28,8 +29,7 @@ def main(
             sys.stderr.write(f"kvpushd: {line}\n")
         return 2
     if loaded.check_only:
-        sys.stdout.write(config.describe(loaded) + "\n")
-        return 0
+        return _check(loaded)
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files < LEAST_FILES:
         sys.stderr.write(
@@ -47,6 +47,21 @@ def main(
 
         run = daemon.run
     return run(loaded.settings)
+
+
+def _check(loaded: config.Loaded) -> int:
+    """What is in force, unless the files that it names would not do."""
+    from kvpushd.rpc import tls  # gRPC's import takes its time
+
+    settings = loaded.settings
+    files, allowed = settings.tls, settings.allowed_peers
+    try:
+        tls.choose(files.ca, files.cert, files.key, insecure=settings.insecure_peers, allowed=allowed)
+    except ConfigError as error:
+        sys.stderr.write(f"kvpushd: {error}\n")
+        return 2
+    sys.stdout.write(config.describe(loaded) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -237,6 +237,24 @@ def test_check_config_prints_one_line_per_error_and_ends_with_2(capsys: pytest.C
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [(None, "{ca}: No such file or directory"), ("no PEM", "{ca}, {cert} and {cert} do not fit each other")],
+)
+def test_check_config_reads_the_files_that_settings_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, wrong: str
+) -> None:
+    ca, cert = tmp_path / "ca.pem", tmp_path / "cert.pem"
+    if text is not None:
+        ca.write_text(text)
+        cert.write_text(text)
+    files = ["--tls-ca", str(ca), "--tls-cert", str(cert), "--tls-key", str(cert)]
+    assert __main__.main(["--check-config", *files], {}) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"kvpushd: tls: {wrong.format(ca=ca, cert=cert)}")
+
+
 def test_what_check_config_prints_is_a_file_that_means_the_same(tmp_path: Path) -> None:
     first = read(["--insecure-peers", "--ucx-env", "A=1", "--lease", "90ms", "--allowed-peers", "a,b"], {})
     lines = [line for line in describe(first).splitlines() if not line.startswith("tls.")]

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import trustme
 
 from kvpushd import config
 from kvpushd.__main__ import main
@@ -113,13 +114,18 @@ def test_sysusers_and_tmpfiles_are_understood_without_root(tmp_path: Path) -> No
         assert line.startswith("#") or re.fullmatch(r"d /etc/kvpushd(/\w+)?\s+0750 root kvpushd -", line)
 
 
-def test_the_example_is_accepted_by_the_daemon(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--config", str(EXAMPLE), "--check-config"], {"RUNTIME_DIRECTORY": "/run/kvpushd"}) == 0
+def test_the_example_is_accepted_by_the_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    authority = trustme.CA()
+    paper = authority.issue_cert("d.nodes")
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    paper.cert_chain_pems[0].write_to_path(str(tmp_path / "node.pem"))
+    paper.private_key_pem.write_to_path(str(tmp_path / "node.key"))
+    example = tmp_path / "kvpushd.toml"
+    example.write_text(EXAMPLE.read_text().replace("/etc/kvpushd/tls", str(tmp_path)))
+    assert main(["--config", str(example), "--check-config"], {"RUNTIME_DIRECTORY": "/run/kvpushd"}) == 0
     shown, said = capsys.readouterr()
     assert said == ""
-    assert re.search(
-        rf'^tls.ca = "/etc/kvpushd/tls/ca.pem" +# {re.escape(str(EXAMPLE))}$', shown, re.MULTILINE
-    )
+    assert re.search(rf'^tls.ca = "{tmp_path}/ca.pem" +# {re.escape(str(example))}$', shown, re.MULTILINE)
     assert re.search(r'^runtime_dir = "/run/kvpushd" +# default$', shown, re.MULTILINE)
 
 
