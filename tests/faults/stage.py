@@ -82,12 +82,15 @@ class Hold:
 
 
 class Stage:
-    """P on node A sends to D on node B; `lost` are words of the sender that no receiver ever hears."""
+    """P on node A sends to D on another node, or on the same; `lost` are words of the sender that no receiver
+    ever hears. Both have so many ranks."""
 
-    def __init__(self, fault: Fault | None = None, lost: tuple[type, ...] = ()) -> None:
+    def __init__(
+        self, fault: Fault | None = None, lost: tuple[type, ...] = (), *, node: str = "B", ranks: int = 1
+    ) -> None:
         self.world = World(LIMITS)
-        (self.p,) = self.world.engine("P", "A")
-        (self.d,) = self.world.engine("D", "B")
+        (self.p,) = self.world.engine("P", "A", tp=ranks)
+        (self.d,) = self.world.engine("D", node, tp=ranks)
         self.fault = fault
         self.lost = lost
         self.fired = False
@@ -114,7 +117,8 @@ class Stage:
         held = self.world.hand_off(self.p, KEY, PROMPT)
         assert held is not None
         self.world.append(self.p, held, -(-computed // self.p.size), seal=computed >= PROMPT)
-        self.world.compute(self.p, held, 0, computed, range(2))
+        for rank in self.p.layouts:
+            self.world.compute(self.p, held, rank, computed, range(2))
         self.settle()
 
     def cancel(self, side: Side) -> None:

@@ -24,10 +24,13 @@ from tests.faults.stage import FAULTS, Fault, Stage, Transition
 
 @dataclass(frozen=True)
 class Script:
-    """What happens in a world, and which of the sender's words are lost in it."""
+    """What happens in a world, which of the sender's words are lost in it, where D is, and how many ranks the
+    engines have."""
 
     play: Callable[[Stage], None]
     lost: tuple[type, ...] = ()
+    node: str = "B"
+    ranks: int = 1
 
 
 def all_lands(stage: Stage) -> None:
@@ -102,6 +105,15 @@ SCRIPTS = {
     "the receiver cancels": Script(the_receiver_cancels_while_it_is_written),
     "a write fails": Script(a_write_fails),
     "the link breaks": Script(the_link_breaks),
+    "on one node": Script(all_lands, node="A"),
+    "on one node, the receiver cancels": Script(the_receiver_cancels_while_it_is_written, node="A"),
+    "on one node, the sender cancels": Script(the_sender_cancels_while_it_writes, node="A"),
+    "on one node, a write fails": Script(a_write_fails, node="A"),
+    "two ranks": Script(all_lands, ranks=2),
+    "two ranks, the receiver cancels": Script(the_receiver_cancels_while_it_is_written, ranks=2),
+    "two ranks, the sender cancels": Script(the_sender_cancels_while_it_writes, ranks=2),
+    "two ranks, a write fails": Script(a_write_fails, ranks=2),
+    "two ranks, the link breaks": Script(the_link_breaks, ranks=2),
 }
 
 
@@ -121,7 +133,7 @@ class Case:
 
 
 def played(script: Script, fault: Fault | None = None) -> Stage:
-    stage = Stage(fault, script.lost)
+    stage = Stage(fault, script.lost, node=script.node, ranks=script.ranks)
     script.play(stage)
     return stage
 
