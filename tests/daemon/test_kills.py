@@ -379,6 +379,29 @@ def test_an_engine_that_stands_still_is_given_up_after_its_silence(tmp_path: Pat
         eventually(lambda: p.call("ready"))
 
 
+def test_a_receiving_engine_that_stands_still_gets_what_is_sealed_and_is_given_up_after_its_silence(
+    tmp_path: Path,
+) -> None:
+    with (
+        Node("here", tmp_path) as here,
+        Node("there", tmp_path, engine_silence=3) as there,
+        Engine(here, "P") as p,
+        FarEngine(there, "D") as d,
+    ):
+        sealed, waiting = new_key(), new_key()
+        p.fill(range(8), 7)
+        d.call("reserve", sealed, p.where(), range(8), 8 * BLOCK)
+        d.call("reserve", waiting, p.where(), range(8, 16), 8 * BLOCK)
+        p.hand_off(waiting, range(8, 16))
+        p.wait_for(Matched, waiting)
+        with stopped(d.pid):
+            p.send(sealed, range(8), 8 * BLOCK)
+            assert p.wait_for(HandoffEnded, sealed).fault is None
+            assert reason(p.wait_for(HandoffEnded, waiting)) is Reason.ENGINE_GONE
+            eventually(lambda: leftovers(there), lambda left: not left)
+        eventually(lambda: d.call("ready"))
+
+
 def test_a_killed_engine_comes_back_under_its_name_as_another_incarnation(nodes: Nodes) -> None:
     d = nodes.engine(nodes.d)
     first = nodes.far_engine(nodes.p)
