@@ -441,6 +441,7 @@ def test_a_late_or_doubled_completion_changes_nothing() -> None:
     pair.hand_off()
     number = pair.write.post.write
     pair.world.run()
+    assert pair.p.node.ledger.writes == 0
     assert pair.p.node.ledger.handle(WriteEnded(number, None), pair.world.now) == []
     late = PeerEnded(LinkId("A"), Incarnation(b"d"), KEY, Fault(Reason.INVALID, ""), fenced=True)
     assert pair.d.node.ledger.handle(late, pair.world.now) == []

@@ -100,6 +100,7 @@ def test_a_thousand_aborts_at_once_leave_nothing(nodes: Nodes) -> None:
     for n, key in enumerate(keys):
         d.reserve(key, p, [n], BLOCK)
         p.hand_off(key, [n])
+    d.wait_for(Matched, keys[499])  # so half of them are matched; the others' aborts may come before
     for key in keys:
         d.scheduler.cancel(key, Side.RECEIVER)
     for key in keys:
