@@ -9,6 +9,7 @@ as it takes the writes in. Who does not want it does not have it: then no write 
 from __future__ import annotations
 
 import ctypes
+import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from kvpushd.memory.host import Mapping
 from kvpushd.mover.transport.base import Carrier, Completion, Region, Write
 
 SAMPLED = 16
-"""Where a sample is verified: one of so many writes."""
+"""Where a sample is verified: one write of so many, not always in the same place, as writes may repeat."""
 SCRATCH_BYTES = 8 << 20
 """What is read back at a time: compared within a few milliseconds, so that the mover still goes round."""
 SCRATCH = b"kvpushd-read-back"
@@ -44,7 +45,7 @@ class _Check:
 class Verifying:
     """Carries by `inner`; a write that landed is reported once it was read back, with a fault if it differs.
 
-    One write of `every` is verified, one at a time. `scratch` is where the bytes are read to.
+    One write in each `every` is verified, one at a time. `scratch` is where the bytes are read to.
     """
 
     def __init__(self, inner: Carrier, scratch: Mapping, every: int = 1) -> None:
@@ -52,6 +53,9 @@ class Verifying:
         self._scratch = scratch
         self._every = every
         self._count = 0
+        # The same order in each mover: what was found once is found again.
+        self._random = random.Random(every)
+        self._places: list[int] = []
         self._regions: dict[bytes, Region] = {}
         self._posted: dict[int, Write] = {}
         self._checks: deque[_Check] = deque()
@@ -75,9 +79,14 @@ class Verifying:
     def post(self, write: Write) -> None:
         """As the inner carrier."""
         self._inner.post(write)
+        place = self._count % self._every
         self._count += 1
-        if self._count % self._every == 0:
+        if not self._places:
+            self._places = self._random.sample(range(self._every), self._every)
+        if place == self._places[-1]:
             self._posted[write.write_id] = write
+        if place == self._every - 1:
+            self._places.pop()
 
     def poll(self) -> list[Completion]:
         """As the inner carrier; what landed and is to be verified is held back until it was."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kvpush_client._proto import admin_pb2
-from kvpush_client.events import HandoffEnded, Reason, ReservationEnded
+from kvpush_client.events import HandoffEnded, Reason, ReservationEnded, ReservationReleased
 from testing.node import Node
 from testing.rank import BLOCK, Engine, new_key
 from tests.daemon.daemon_kit import LARGE, Nodes, descriptors, eventually, spare_of, stopped, transfer
@@ -142,6 +142,28 @@ def test_a_damaged_transfer_fails_and_its_receiver_hears_why(nodes: Nodes, tmp_p
         for node, engine in ((bad, "bad-p"), (nodes.d, d.engine_id)):  # D's once its blocks are fenced
             count = partial(node.metric, "kvpush_transfers_total", engine=engine, **failed)
             eventually(count, lambda counted: counted == 1)
+
+
+def test_a_sample_fails_one_damaged_transfer_of_sixteen_and_counts_it(nodes: Nodes, tmp_path: Path) -> None:
+    d = nodes.engine(nodes.d)
+    faulty = {"faults__corrupt_writes": True, "verify": "sample"}
+    with Node("bad", tmp_path, {"KVPUSHD_ALLOW_FAULTS": "1"}, **faulty) as bad, Engine(bad, "bad-p") as p:
+        ends = []
+        for _ in range(32):  # one after another: a failed one takes what else is under way with it
+            key = new_key()
+            d.reserve(key, p, [0], BLOCK)
+            p.send(key, [0], BLOCK)
+            end = d.wait_for(ReservationEnded, key)
+            sent = p.wait_for(HandoffEnded, key)
+            ends.append((end.fault and end.fault.reason, sent.fault and sent.fault.reason))
+            if not end.released:
+                d.wait_for(ReservationReleased, key)
+        for half in (ends[:16], ends[16:]):
+            assert sorted(half, key=str) == [(Reason.CORRUPTED,) * 2] + [(None, None)] * 15
+        for outcome, reason, wanted in (("failed", "corrupted", 2), ("landed", "none", 30)):
+            labels = {"engine": "bad-p", "outcome": outcome, "reason": reason}
+            count = partial(bad.metric, "kvpush_transfers_total", **labels)
+            eventually(count, lambda counted, wanted=wanted: counted == wanted)
 
 
 def test_engines_that_come_and_go_leave_no_descriptor_behind(nodes: Nodes) -> None:
