@@ -18,6 +18,7 @@ from tests.fuzz.doors.admin import AdminDoor
 from tests.fuzz.doors.door import Door
 from tests.fuzz.doors.engine import EngineDoor
 from tests.fuzz.doors.fds import FdDoor
+from tests.fuzz.doors.http import HttpDoor
 from tests.fuzz.doors.peer import PeerDoor
 from tests.fuzz.doors.raw import raw_doors
 from tests.fuzz.doors.sender import SenderDoor
@@ -78,7 +79,7 @@ def target() -> Iterator[Target]:
         stack.callback(sender.close)
         stack.callback(holding.close)
         peer = PeerDoor(node, holding)
-        doors: list[Door] = [EngineDoor(node), peer, sender, AdminDoor(node)]
+        doors: list[Door] = [EngineDoor(node), peer, sender, AdminDoor(node), HttpDoor(node)]
         found = Target(node, {}, peer, s, r)
         for door in (*doors, FdDoor(node), *raw_doors(node)):
             found.doors[door.name] = door
