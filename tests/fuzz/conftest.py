@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One daemon that has to bear it all, and two engines of it that nobody may harm."""
+"""Daemons that have to bear it all, and two engines of each that nobody may harm."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import trustme
 
 from testing.node import Node
 from testing.rank import Engine
-from tests.daemon.daemon_kit import descriptors, eventually, leftovers, transfer
+from tests.daemon.daemon_kit import descriptors, eventually, leftovers, papers, transfer
 from tests.fuzz.doors.admin import AdminDoor
 from tests.fuzz.doors.door import Door
 from tests.fuzz.doors.engine import EngineDoor
@@ -22,20 +23,23 @@ from tests.fuzz.doors.http import HttpDoor
 from tests.fuzz.doors.peer import PeerDoor
 from tests.fuzz.doors.raw import raw_doors
 from tests.fuzz.doors.sender import SenderDoor
+from tests.fuzz.doors.tls import DialedDoor, tls_doors
 
+SETTINGS = {"lease": 0.3, "fence_patience": 0.3, "connect_timeout": 2.0, "link_silence": 5.0}
 GROWTH = 24 << 20
 """Bytes of resident memory that caches with a bound, and fragments, may come to."""
 
 
 @dataclass
 class Target:
-    """The daemon, its doors by name, and its two engines."""
+    """The daemon, its doors by name, and two engines, of which it has the first."""
 
     node: Node
     doors: dict[str, Door]
-    peer: PeerDoor
     s: Engine
     r: Engine
+    rest: Callable[[], None]
+    """Lets go of what the doors hold on purpose."""
 
     def state(self) -> dict[str, int]:
         """What must not grow: what the ledger holds, descriptors."""
@@ -48,7 +52,7 @@ class Target:
 
     def check(self, before: dict[str, int]) -> None:
         """All is as before, and the engines' own transfers go on."""
-        self.peer.rest()
+        self.rest()
         transfer(self.s, self.r)
         self.r.scheduler.poll()
         more = 8  # a connection or two that UCX keeps, or is closing
@@ -70,18 +74,35 @@ def _resident(pid: int) -> int:
 @pytest.fixture(scope="package")
 def target() -> Iterator[Target]:
     """Leases are short, so that whatever is left open ends soon."""
-    settings = {"lease": 0.3, "fence_patience": 0.3, "connect_timeout": 2.0, "link_silence": 5.0}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvp")))
-        node = stack.enter_context(Node("fuzzed", folder, **settings))
+        node = stack.enter_context(Node("fuzzed", folder, **SETTINGS))
         s, r = stack.enter_context(Engine(node, "s")), stack.enter_context(Engine(node, "r"))
         sender, holding = SenderDoor(r), SenderDoor(r, holds=True)
         stack.callback(sender.close)
         stack.callback(holding.close)
         peer = PeerDoor(node, holding)
         doors: list[Door] = [EngineDoor(node), peer, sender, AdminDoor(node), HttpDoor(node)]
-        found = Target(node, {}, peer, s, r)
+        found = Target(node, {}, s, r, peer.rest)
         for door in (*doors, FdDoor(node), *raw_doors(node)):
             found.doors[door.name] = door
         transfer(s, r)
         yield found
+
+
+@pytest.fixture(scope="package")
+def secured() -> Iterator[Target]:
+    """A node that asks for certificates, as does the one that its engine sends to."""
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvp")))
+        authority = trustme.CA()
+        node, other = (
+            stack.enter_context(Node(name, folder, **SETTINGS, **papers(folder, authority, name)))
+            for name in ("v.nodes", "d.nodes")
+        )
+        s, r = stack.enter_context(Engine(node, "s")), stack.enter_context(Engine(other, "r"))
+        dialed = DialedDoor(stack.enter_context(Engine(node, "dials")))
+        stack.callback(dialed.close)
+        doors: list[Door] = [*tls_doors(node, authority, folder), dialed]
+        transfer(s, r)
+        yield Target(node, {door.name: door for door in doors}, s, r, lambda: None)

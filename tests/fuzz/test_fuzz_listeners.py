@@ -16,20 +16,29 @@ from tests.fuzz.doors.door import corpus, read, shown
 pytestmark = [pytest.mark.nixl, pytest.mark.timeout(600)]
 
 DOORS = ("engine", "peer", "sender", "admin", "fds", "raw-kvpushd", "raw-admin", "raw-peer", "http")
+TLS_DOORS = ("tls-before", "tls-nobody", "tls-stranger", "tls-peer", "tls-inside", "tls-dialed")
 QUICK, LONG = 30, 2000
 
 
-def test_every_listener_has_its_door(target: Target) -> None:
+@pytest.fixture
+def behind(request: pytest.FixtureRequest, door: str) -> Target:
+    """The daemon that a door is of."""
+    found: Target = request.getfixturevalue("secured" if door in TLS_DOORS else "target")
+    return found
+
+
+def test_every_listener_has_its_door(target: Target, secured: Target) -> None:
     assert set(target.doors) == set(DOORS)
+    assert set(secured.doors) == set(TLS_DOORS)
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_what_was_found_once_is_borne(target: Target, door: str) -> None:
+@pytest.mark.parametrize("door", [*DOORS, *TLS_DOORS])
+def test_what_was_found_once_is_borne(behind: Target, door: str) -> None:
     entries = corpus(door)
-    before = target.state()
+    before = behind.state()
     for entry in entries:
-        target.doors[door].say(read(entry))
-    target.check(before)
+        behind.doors[door].say(read(entry))
+    behind.check(before)
 
 
 def fuzz(target: Target, door: str, examples: int, *, same: bool) -> None:
@@ -61,13 +70,13 @@ def holds_still(target: Target, door: str, examples: int, *, same: bool) -> None
     assert target.memory() - filled < GROWTH
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_nonsense_gets_an_end_with_a_reason_and_leaves_nothing(target: Target, door: str) -> None:
-    holds_still(target, door, QUICK, same=True)
+@pytest.mark.parametrize("door", [*DOORS, *TLS_DOORS])
+def test_nonsense_gets_an_end_with_a_reason_and_leaves_nothing(behind: Target, door: str) -> None:
+    holds_still(behind, door, QUICK, same=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("door", DOORS)
-def test_a_lot_of_nonsense_leaves_nothing(target: Target, door: str) -> None:
-    holds_still(target, door, LONG, same=False)
+@pytest.mark.parametrize("door", [*DOORS, *TLS_DOORS])
+def test_a_lot_of_nonsense_leaves_nothing(behind: Target, door: str) -> None:
+    holds_still(behind, door, LONG, same=False)
