@@ -3,13 +3,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
+import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 
 from kvpushd.errors import ConfigError
+from kvpushd.logs import Sparing
+
+
+class _Refusals(logging.Filter):
+    """Malformed requests, each of which aiohttp logs with a traceback, as sparing lines with the reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._sparing = Sparing(structlog.get_logger("kvpushd.http"))
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Lets all others through: they are faults of ours."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        kind = type(error).__name__
+        self._sparing.warning(kind, "request refused", kind=kind, reason=error.message[:200])
+        return False
 
 
 class HttpPort:
@@ -37,7 +58,10 @@ class HttpPort:
                 web.get("/readyz", self._readyz),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        logger = logging.getLogger("kvpushd.http.server")
+        if not logger.filters:
+            logger.addFilter(_Refusals())
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=logger)
         await self._runner.setup()
         site = web.TCPSite(self._runner, host, port)
         try:

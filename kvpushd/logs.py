@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, TextIO
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 
@@ -31,7 +32,9 @@ def set_up(level: str, style: str, stream: TextIO) -> None:
     if human:
         last = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     else:
-        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        # Without the frames' variables, which may be tokens and transfer ids.
+        traces = structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+        last = [traces, structlog.processors.JSONRenderer(default=str)]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -42,6 +45,8 @@ def set_up(level: str, style: str, stream: TextIO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    # A traceback for each message that is none, whoever sends it. Whoever reads it says so, sparingly.
+    logging.getLogger("grpc._common").addFilter(lambda record: "deserializing" not in str(record.msg))
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -109,6 +109,11 @@ class Node:
         assert self._process is not None
         return self._process.pid
 
+    def stumbles(self) -> list[str]:
+        """Lines of its log that show an exception that nobody expected: as JSON has it, or as Python does."""
+        lines = self.log.read_text().splitlines()
+        return [line for line in lines if '"exception": ' in line or line.startswith("Traceback")]
+
     @property
     def running(self) -> bool:
         """Whether its process lives."""

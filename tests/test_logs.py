@@ -22,6 +22,7 @@ from kvpushd import logs
 logs.set_up(sys.argv[1], sys.argv[2], sys.stderr)
 structlog.get_logger("kvpushd.test").info("link up", address="a:1", size=3)
 logging.getLogger("asyncio").warning("took %s s", 3)
+secret = "the-token" + sys.argv[1]
 try:
     1 / 0
 except ZeroDivisionError:
@@ -49,6 +50,7 @@ def test_off_a_terminal_every_line_is_json_whoever_wrote_it(style: str) -> None:
     assert (ours["level"], ours["logger"]) == ("info", "kvpushd.test")
     assert (theirs["event"], theirs["logger"]) == ("took 3 s", "asyncio")
     assert wrong["exception"][0]["exc_type"] == "ZeroDivisionError"
+    assert "the-token" not in json.dumps(wrong), "what variables held is nobody's"
     assert ours["timestamp"].endswith("Z")
 
 

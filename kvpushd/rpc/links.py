@@ -8,6 +8,7 @@ import ipaddress
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import grpc
@@ -163,7 +164,7 @@ class Links:
             self._desk.on_up(link, opened.hello)
             async with opened.ending:
                 await wire.run(
-                    opened.call.read,
+                    partial(status.answered, opened.call),
                     opened.call.write,
                     opened.hello.silence_ms / 1000,
                     lambda item: self._desk.on_item(link, item),
@@ -185,7 +186,7 @@ class Links:
                 ending = Ending(call)
                 async with ending:
                     await call.write(peer_pb2.LinkRequest(hello=self._terms.hello()))
-                    first = await call.read()
+                    first = await status.answered(call)
             if first is EOF:
                 raise Unreachable(f"{address} closed the link")
             hello = check_hello(first)

@@ -69,6 +69,15 @@ async def read(context: Any) -> Any:
         raise Invalid(f"the bytes are no message: {error}") from None
 
 
+async def answered(call: Any) -> Any:
+    """The next message of a stream that this node began, or gRPC's EOF. Raises Invalid where the bytes are no
+    message, for which gRPC has None on this side."""
+    message = await call.read()
+    if message is None:
+        raise Invalid("the bytes are no message")
+    return message
+
+
 class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs only
     """Answers bytes that are no message as any other wrong message, in methods that take one message.
 

@@ -92,7 +92,7 @@ def fleet() -> Iterator[Fleet]:
         s, r = stack.enter_context(Engine(v, "s")), stack.enter_context(Engine(d, "r"))
         yield Fleet(folder, authority, v, d, s, r)
         for node in (v, d):
-            assert "Traceback" not in node.log.read_text()
+            assert not node.stumbles()
 
 
 @pytest.fixture(autouse=True)

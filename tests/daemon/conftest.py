@@ -39,4 +39,4 @@ def nodes(three_nodes: tuple[Node, Node, Node]) -> Iterator[Nodes]:
         yield Nodes(*three_nodes, stack)
     for node in three_nodes:
         eventually(partial(leftovers, node), lambda left: not left)
-        assert "Traceback" not in node.log.read_text()
+        assert not node.stumbles()

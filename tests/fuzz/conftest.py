@@ -63,7 +63,7 @@ class Target:
             ),
         )
         assert self.node.running
-        assert "Traceback" not in self.node.log.read_text()
+        assert not self.node.stumbles()
 
 
 def _resident(pid: int) -> int:

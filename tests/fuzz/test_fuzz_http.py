@@ -73,7 +73,7 @@ def http(target: Target) -> Iterator[HttpDoor]:
     door = target.doors["http"]
     assert isinstance(door, HttpDoor)
     yield door
-    assert "Traceback" not in target.node.log.read_text()
+    assert not target.node.stumbles()
 
 
 def request(method: str, path: str, headers: list[str]) -> bytes:
@@ -124,6 +124,22 @@ def test_a_malformed_request_is_the_callers_fault(http: HttpDoor, said: bytes) -
 @pytest.mark.parametrize("said", CUT, ids=repr)
 def test_a_request_that_is_cut_off_gets_an_end_and_no_answer(http: HttpDoor, said: bytes) -> None:
     assert http.statuses(said) == []
+
+
+def test_malformed_requests_again_and_again_are_said_once_with_the_reason(
+    target: Target, http: HttpDoor
+) -> None:
+    said = MALFORMED["two lengths"]
+
+    def lines() -> list[str]:
+        return [line for line in target.node.log.read_text().splitlines() if '"request refused"' in line]
+
+    before = len(lines())
+    for _ in range(40):
+        http.statuses(said)
+    # Within 30 s each reason is said once, also where the tests before have had it said.
+    assert len(lines()) - before < 20
+    assert any("Content-Length" in line for line in lines())
 
 
 SERVICES = ("AdminService", "EngineService", "PeerService", "Nobody", "")
