@@ -131,6 +131,7 @@ def test_any_bytes_are_a_file_or_are_refused(content: bytes) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(max_examples=10_000)
 @given(st.lists(LINES, max_size=8), st.dictionaries(st.sampled_from(VARIABLES), WORDS, max_size=6))
 def test_a_lot_of_files_and_environments_give_settings_or_reasons(

@@ -95,6 +95,7 @@ def test_any_value_of_any_field_is_followed_or_refused(changes: dict[str, Any]) 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)
 @settings(max_examples=20_000)
 @given(MANGLED, st.booleans())
 def test_a_lot_of_mangled_params_are_followed_or_refused(changes: dict[str, Any], right: bool) -> None:
