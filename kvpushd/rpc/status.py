@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from kvpush_client.events import Fault, Reason
-from kvpushd.errors import Invalid, KvpushError
+from kvpushd.errors import Invalid, KvpushError, OverLimit
 
 # Trailing metadata: the name of the reason.
 REASON_KEY = "kvpush-reason"
@@ -62,11 +62,21 @@ async def abort(context: Any, error: KvpushError) -> NoReturn:
 
 
 async def read(context: Any) -> Any:
-    """The next message of a stream, or gRPC's EOF. Raises Invalid where the bytes are no message."""
+    """The next message of a stream, or gRPC's EOF.
+
+    Raises Invalid where the bytes are no message, OverLimit where there is no memory for one.
+    """
     try:
         return await context.read()
-    except DecodeError as error:
-        raise Invalid(f"the bytes are no message: {error}") from None
+    except (DecodeError, MemoryError) as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: DecodeError | MemoryError) -> KvpushError:
+    """What is wrong with bytes that can't be decoded. For protobuf it is all one, but for its words."""
+    if isinstance(error, MemoryError) or "alloc failed" in str(error):
+        return OverLimit("the daemon has no memory for the message")
+    return Invalid(f"the bytes are no message: {error}")
 
 
 async def answered(call: Any) -> Any:
@@ -99,11 +109,11 @@ class Decoding(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic
         def decode(data: bytes) -> Any:
             try:
                 return handler.request_deserializer(data)
-            except DecodeError as error:
-                return Invalid(f"the bytes are no message: {error}")
+            except (DecodeError, MemoryError) as error:
+                return _unreadable(error)
 
         async def answer(request: Any, context: Any) -> Any:
-            if isinstance(request, Invalid):
+            if isinstance(request, KvpushError):
                 self._rejected(request)
                 await abort(context, request)
             return await handler.unary_unary(request, context)

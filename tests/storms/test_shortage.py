@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+import grpc
 import pytest
 
 from kvpush_client._proto import engine_pb2
@@ -117,17 +118,12 @@ def test_a_daemon_out_of_memory_goes_on_or_ends_and_another_takes_its_engines(fo
         node = stack.enter_context(Node("n", folder, link_silence=2.0))
         s, r = stack.enter_context(Engine(node, "s")), stack.enter_context(Engine(node, "r"))
         transfer(s, r)
-        with (
-            limited(node.pid, resource.RLIMIT_AS, _address_space(node.pid) + (16 << 20)),
-            suppress(Exception),
-        ):
-            for n in range(40):
-                client = stack.enter_context(_client(node))
-                client.hello(Identity(f"large-{n}", "l", Role.SCHEDULER, fingerprint=FINGERPRINT))
-                item = engine_pb2.EngineItem(cancel=engine_pb2.Cancel(detail="x" * (4 << 20)))
-                client.send(engine_pb2.SessionRequest(items=[item]))
-                next(client.call)
-                next(client.call)
+        with limited(node.pid, resource.RLIMIT_AS, _address_space(node.pid) + (16 << 20)):
+            heard = [_large(node, f"large-{n}", stack) for n in range(40) if node.running]
+        told = any(why.startswith("RESOURCE_EXHAUSTED") and "no memory" in why for why in heard)
+        assert told or not node.running, heard
+        assert not told or "no memory" in node.log.read_text()
+        assert not any(why.startswith("INVALID_ARGUMENT") for why in heard), "it is not the caller's fault"
         if not node.running:
             assert node.wait() != 0  # what systemd's Restart=on-failure takes up
             node.start()
@@ -140,6 +136,20 @@ def _client(node: Node) -> Iterator[Client]:
     client = Client(node.runtime_dir)
     yield client
     client.close()
+
+
+def _large(node: Node, name: str, stack: ExitStack) -> str:
+    """A session, and a message of 4 MiB on it; what comes of that, or nothing where it is taken."""
+    client = stack.enter_context(_client(node))
+    try:
+        client.hello(Identity(name, "l", Role.SCHEDULER, fingerprint=FINGERPRINT))
+        item = engine_pb2.EngineItem(cancel=engine_pb2.Cancel(detail="x" * (4 << 20)))
+        client.send(engine_pb2.SessionRequest(items=[item]))
+        next(client.call)
+        next(client.call)
+    except grpc.RpcError as error:
+        return f"{error.code().name} {error.details()}"
+    return ""
 
 
 def _address_space(pid: int) -> int:
