@@ -27,6 +27,9 @@ pytestmark = pytest.mark.nixl
 
 MANY = 5000
 GROWTH = 48 << 20
+LET_IN, REFUSED = 4096, 1024
+"""Bytes that a greedy peer's reservation may take of the daemon's memory, and one that is refused, of which a
+lease long is remembered why."""
 
 
 def resident(node: Node) -> int:
@@ -108,35 +111,48 @@ def items(call: Any) -> Iterator[Any]:
                 yield item
 
 
+def announcing(described: peer_pb2.ReceiverEngine, count: int) -> Iterator[peer_pb2.LinkRequest]:
+    """So many reservations of an engine that was described."""
+    for at in range(0, count, 500):
+        said = peer_pb2.LinkRequest()
+        for n in range(at, min(at + 500, count)):
+            said.items.add().announce.CopyFrom(
+                peer_pb2.Announce(
+                    key=wire.key_to_wire(new_key()),
+                    incarnation=described.incarnation,
+                    sender_engine_id=described.sender_engine_id,
+                    end=BLOCK,
+                    blocks=[types_pb2.Blocks(group=0, start=0, block_ids=[n % 256])],
+                )
+            )
+        yield said
+
+
 def test_a_peer_that_reserves_without_end_meets_the_limit_and_the_others_do_not(nodes: Nodes) -> None:
     p, d = nodes.pair()
     described = peer_pb2.ReceiverEngine()
     true = holding(nodes, d)
     described.CopyFrom(true.hold())
     described.engine_id, described.sender_engine_id = "greedy", p.engine_id
-    limit, more = 6000, 500
+    limit, more = 6000, 2000
     with link(nodes.p, patient(true.hello)) as (said, call):
         heard = items(call)
         said.put(peer_pb2.LinkRequest(items=[peer_pb2.ReceiverItem(engine=described)]))
         assert not next(heard).engine_answer.HasField("fault")
-        wanted = [
-            peer_pb2.ReceiverItem(
-                announce=peer_pb2.Announce(
-                    key=wire.key_to_wire(new_key()),
-                    incarnation=described.incarnation,
-                    sender_engine_id=p.engine_id,
-                    end=BLOCK,
-                    blocks=[types_pb2.Blocks(group=0, start=0, block_ids=[n % 256])],
-                )
-            )
-            for n in range(limit + more)
-        ]
-        for at in range(0, len(wanted), 500):
-            said.put(peer_pb2.LinkRequest(items=wanted[at : at + 500]))
-        for _ in range(more):
-            ended = next(heard).ended
-            assert ended.fault.reason == types_pb2.REASON_OVER_LIMIT, ended
-            assert f"{limit} reservations" in ended.fault.detail
+        at_first = resident(nodes.p)
+        for request in announcing(described, limit):
+            said.put(request)
+        costs = []
+        for _ in range(4):
+            for request in announcing(described, more):
+                said.put(request)
+            for _ in range(more):  # in order: all that was let in came before
+                ended = next(heard).ended
+                assert ended.fault.reason == types_pb2.REASON_OVER_LIMIT, ended
+                assert ended.fault.detail.endswith(f"announced {limit} reservations")
+            costs.append(resident(nodes.p) - at_first)
+        assert costs[0] < limit * LET_IN + more * REFUSED
+        assert costs[-1] - costs[0] < 3 * more * REFUSED
         transfer(p, d, seed=3)
     eventually(lambda: len([peer for peer in peers(nodes.p) if peer.node == "d"]) == 1)
     transfer(p, d, seed=4)
