@@ -19,7 +19,7 @@ from testing.chaos.flow import Flow
 from testing.chaos.healing import HEALED, Healing
 from testing.chaos.holds import REACH, Held, Holds
 from testing.chaos.lives import Lives
-from testing.chaos.scenario import Blow, Cast, Scenario, Whom
+from testing.chaos.scenario import MOVERS, Blow, Cast, Scenario, Whom
 from testing.chaos.stage import LEASE, RANKS, D, Legs, P, Stage, wait_for
 from testing.clockwork.harness import EngineFailed, Request
 from testing.engines import answer
@@ -32,7 +32,6 @@ WINDOW = 2.0
 LIVED = 12.0
 """Seconds that a mover must have lived to be replaced at once: where one dies soon after another, there is a
 pause, lest movers that die of the same cause take the machine."""
-MOVERS = {Whom.P_MOVER: "p", Whom.D_MOVER: "d"}
 _TROUBLES = (
     TimeoutError,
     AssertionError,
@@ -131,7 +130,7 @@ class _Turn:
 
     def _has_lived(self, mover: Whom) -> bool:
         """A spare is made as its mover begins; that one may have been made long before, as a spare."""
-        spares = spares_of(self._stage.nodes[MOVERS[mover]].pid)
+        spares = spares_of(self._stage.nodes[mover.node].pid)
         return any(age(spare) >= LIVED for spare in spares)
 
     def _flow(self) -> contextlib.AbstractContextManager[Flow | None]:
@@ -186,14 +185,13 @@ class _Turn:
         deadline = last + ENDS + self._scenario.silence
         other = self._other_side()
         while True:
-            for undone in self._blows.undo_due():
-                if "engine" in undone or "rank" in undone:
-                    self.healing.hurry(self._sender)
+            if self._sender in self._blows.undo_due():
+                self.healing.hurry(self._sender)
             now = time.monotonic()
             if other is not None and self._played.said is None and self._has_heard(other, legs):
                 self._played.said = now - self._blows.at[0]
             if mover is not None and self._played.replaced is None:
-                status = self._stage.status(MOVERS[mover])
+                status = self._stage.status(mover.node)
                 if status is not None and status.ready and status.movers[0].restarts > restarts:
                     self._played.replaced = now - self._blows.at[0]
             done = all(request.done() for _, request in open_requests) and not self._blows.missed
@@ -263,7 +261,7 @@ class _Turn:
         return transfer is not None and transfer.half.phase in OVER
 
     def _restarts(self, mover: Whom | None) -> int:
-        status = None if mover is None else self._stage.status(MOVERS[mover])
+        status = None if mover is None else self._stage.status(mover.node)
         return status.movers[0].restarts if status else 0
 
     # --- afterwards --------------------------------------------------------------------------------------

@@ -8,24 +8,14 @@ import signal
 import time
 from collections.abc import Callable
 
+from testing.chaos.names import NAMES, PROCESSES, mover_of
 from testing.chaos.scenario import Blow, Cut, Fault, Point, Scenario, Strike, Whom
-from testing.chaos.stage import RANKS, SILENCE, D, P, Stage, wait_for
+from testing.chaos.stage import SILENCE, Stage, wait_for
 from testing.clockwork.harness import Engine
 from testing.faults.rules import Act, Rule
 from testing.processes import state
 
 SIGNALS = {Blow.KILL: signal.SIGKILL, Blow.TERM: signal.SIGTERM, Blow.STOP: signal.SIGSTOP}
-ENGINES = {Whom.P_ENGINE: P, Whom.D_ENGINE: D, Whom.RANK: RANKS}
-"""Whose engine is hit, or one of its ranks."""
-_EXITS = {
-    ("client", "p"): Whom.P_ENGINE,
-    ("client", "d"): Whom.D_ENGINE,
-    ("daemon", "p"): Whom.P_DAEMON,
-    ("daemon", "d"): Whom.D_DAEMON,
-    ("mover", "p"): Whom.P_MOVER,
-    ("mover", "d"): Whom.D_MOVER,
-}
-"""Who dies where a fault point ends its process."""
 SEEN = 2.0
 """Seconds within which a signal must have worked."""
 
@@ -37,13 +27,14 @@ class Blows:
         self._stage = stage
         self._scenario = scenario
         self._undo: list[tuple[float, str, Callable[[], None]]] = []
+        """Until when, whom it keeps still if it does, and what ends it."""
         self.fired: list[str] = []
         self.at: list[float] = []
         """When each happened, CLOCK_MONOTONIC."""
         self.at_unix_ns = 0
         """When the first happened."""
-        self._ended: dict[Whom, int | Engine] = {}
-        """By who was killed or told to end: the process, or whose engine's it was."""
+        self._ended: dict[str, int | Engine] = {}
+        """By the name of who was killed or told to end: the process, or whose engine's it was."""
         self._awaited: dict[str, Point] = {}
         self.woken: dict[str, float] = {}
         """Engines that stood still: since when they do not, CLOCK_MONOTONIC."""
@@ -57,13 +48,13 @@ class Blows:
                 self._signal(fault)
             case Cut(seconds):
                 self._stage.link.up(False)
-                self._undo.append((now + seconds, "link up", lambda: self._stage.link.up(True)))
+                self._undo.append((now + seconds, "", lambda: self._stage.link.up(True)))
             case Point():
                 rule = rule_of(fault)
                 self._stage.board.set([rule])
                 self._awaited[rule.id] = fault
                 if fault.act == "hang":
-                    self._undo.append((now + fault.seconds, "a hang ends", self._stage.board.clear))
+                    self._undo.append((now + fault.seconds, "", self._stage.board.clear))
         self.at.append(now)
         if not isinstance(fault, Point):
             self.fired.append(str(fault))
@@ -79,24 +70,23 @@ class Blows:
             # What came of it came after it.
             self.at.append(time.monotonic() - max(0.0, time.time() - firing.time))
             if fault.act == "exit":
-                whom = _EXITS[fault.process, fault.node]
-                self._ended[whom] = self._stage.engines[ENGINES[whom]] if whom in ENGINES else firing.pid
+                self._end(PROCESSES[fault.process, fault.node], firing.pid)
         return bool(self._awaited)
 
     def _signal(self, strike: Strike) -> None:
         number = SIGNALS[strike.blow]
-        whom = strike.whom
+        whom, name = strike.whom, NAMES[strike.whom]
         if whom in (Whom.P_ENGINE, Whom.D_ENGINE):
-            engine = self._stage.engines[ENGINES[whom]]
+            engine = self._stage.engines[name]
             if strike.blow is not Blow.STOP:
-                self._ended[whom] = engine
+                self._ended[name] = engine
             engine.kill(number)
             if strike.blow is Blow.STOP:
-                self._undo_later(strike, lambda: self._wake(ENGINES[whom]))
+                self._undo_later(strike, lambda: self._wake(name))
             return
         pid = self._stage.pid(whom)
         if strike.blow is not Blow.STOP:
-            self._ended[whom] = self._stage.engines[ENGINES[whom]] if whom in ENGINES else pid
+            self._end(name, pid)
         os.kill(pid, number)
         if strike.blow is Blow.KILL:
             wait_for(f"{whom.value} is gone", lambda: state(pid) in ("", "Z"), SEEN)
@@ -104,37 +94,39 @@ class Blows:
             wait_for(f"{whom.value} stands still", lambda: state(pid) in ("T", "", "Z"), SEEN)
             self._undo_later(strike, lambda: go_on(pid))
 
+    def _end(self, name: str, pid: int) -> None:
+        self._ended[name] = self._stage.engines.get(name, pid)
+
     def _wake(self, name: str) -> None:
         self._stage.engines[name].kill(signal.SIGCONT)
         self.woken[name] = time.monotonic()
 
     def _undo_later(self, strike: Strike, undo: Callable[[], None]) -> None:
-        self._undo.append((time.monotonic() + strike.seconds, f"{strike.whom.value} goes on", undo))
+        self._undo.append((time.monotonic() + strike.seconds, NAMES[strike.whom], undo))
 
-    def ended(self, whom: Whom) -> bool:
+    def ended(self, name: str) -> bool:
         """Whether somebody was killed, or told to end."""
-        return whom in self._ended
+        return name in self._ended
 
-    def ends(self, whom: Whom, one: int | Engine) -> bool:
+    def ends(self, name: str, one: int | Engine) -> bool:
         """Whether this process of somebody's, or this engine, was killed, or told to end."""
-        return self._ended.get(whom) == one
+        return self._ended.get(name) == one
 
     def costs_mover(self, node: str) -> bool:
         """Whether a node's mover may have died of it: hit, silent for too long, or not believed any more."""
-        movers = {"p": Whom.P_MOVER, "d": Whom.D_MOVER}
         for fault in self._scenario.faults:
             match fault:
                 case Strike(whom=whom, blow=blow, seconds=seconds):
-                    if whom is movers.get(node) and (blow is not Blow.STOP or seconds > SILENCE):
+                    if NAMES[whom] == mover_of(node) and (blow is not Blow.STOP or seconds > SILENCE):
                         return True
                 case Point(node=where, process=process, point=point):
                     if where == node and (process == "mover" or point.startswith("mover.")):
                         return True
         return False
 
-    def stops(self, whom: Whom) -> bool:
+    def stops(self, name: str) -> bool:
         """Whether somebody stands still now."""
-        return any(name == f"{whom.value} goes on" for _, name, _ in self._undo)
+        return any(still == name for _, still, _ in self._undo)
 
     @property
     def pending(self) -> bool:
@@ -142,13 +134,13 @@ class Blows:
         return bool(self._undo)
 
     def undo_due(self) -> list[str]:
-        """Takes back what has lasted long enough; says what."""
+        """Takes back what has lasted long enough; says who goes on."""
         now = time.monotonic()
         due = [one for one in self._undo if one[0] <= now]
         self._undo = [one for one in self._undo if one[0] > now]
         for _, _, undo in due:
             undo()
-        return [name for _, name, _ in due]
+        return [name for _, name, _ in due if name]
 
     def undo_all(self) -> None:
         """Takes all of it back."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 
-from kvpush_client._proto import admin_pb2
 from testing.chaos.stage import RANKS, D, P, Stage
 from testing.clockwork.harness import EngineFailed
+from testing.handles import handles
 from testing.processes import is_mover, movers_of, spares_of
 
 DESCRIPTORS_MORE = 24
@@ -126,24 +126,3 @@ class Books:
             if more > DESCRIPTORS_MORE:
                 wrong.append(f"{name} has {more} descriptors more than at first")
         return wrong
-
-
-def handles(mover: admin_pb2.Mover, since_unix_ns: int, pools: int, receivers: int) -> list[str]:
-    """What a mover with nothing to do has of its transport that it should not, or lacks.
-
-    It maps `pools`, those of engines of one each where they receive, and sends to no more than `receivers`.
-    """
-    if mover.counted_unix_ns < since_unix_ns:
-        return ["its mover has not counted yet what it has of its transport"]
-    wrong = []
-    if mover.transfers:
-        wrong.append(f"{mover.transfers} transfers are under way at its transport")
-    if mover.outlets > receivers:
-        wrong.append(f"{mover.outlets} outlets for {receivers} engines to send to")
-    registrations = pools * (1 + mover.outlets) + mover.inlets
-    if mover.registrations != registrations:
-        wrong.append(
-            f"{mover.registrations} registrations, not {registrations}, of {pools} pools with "
-            f"{mover.outlets} outlets and {mover.inlets} inlets"
-        )
-    return wrong

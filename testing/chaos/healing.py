@@ -10,10 +10,10 @@ import time
 import grpc
 
 from testing.chaos.account import Played
-from testing.chaos.blows import ENGINES, Blows
+from testing.chaos.blows import Blows
 from testing.chaos.books import Books
 from testing.chaos.holds import FAST
-from testing.chaos.lives import DAEMONS, Lives
+from testing.chaos.lives import Lives
 from testing.chaos.scenario import Cast, Scenario
 from testing.chaos.stage import Stage, wait_for
 from testing.clockwork.harness import EngineFailed
@@ -35,19 +35,13 @@ class Healing:
         self._scenario = scenario
         self._played = played
 
-    @property
-    def doomed(self) -> set[str]:
-        """Engines that were killed on purpose."""
-        return {name for whom, name in ENGINES.items() if self._blows.ended(whom)}
-
     def count_deaths(self) -> None:
         """Holds who has ended unasked since the last look against the scenario."""
         self._played.deaths += self._lives.lost(self._blows)
 
     def hurry(self, name: str) -> None:
         """What was held is not held any more."""
-        whom = next((whom for whom, engine in ENGINES.items() if engine == name), None)
-        if whom is not None and self._blows.stops(whom):
+        if self._blows.stops(name):
             return
         with contextlib.suppress(EngineFailed):
             self._stage.engines[name].set_clock(FAST)
@@ -70,14 +64,13 @@ class Healing:
         for name, node in stage.nodes.items():
             if node.running:
                 node.signal(signal.SIGCONT)
-            whom = next((whom for whom, of in DAEMONS.items() if of == name), None)
-            if whom is not None and node.running and self._blows.ends(whom, node.pid):
+            if node.running and self._blows.ends(name, node.pid):
                 node.wait()
             if not node.running:
                 launched[name] = time.monotonic()
                 node.launch()
         for name in list(stage.engines):
-            if name in self.doomed or not stage.alive(name):
+            if self._blows.ended(name) or not stage.alive(name):
                 stage.bury(name)
                 stage.begin(name)
         self._lives.take()
@@ -94,7 +87,7 @@ class Healing:
 
     def _await_registration(self, name: str, launched: float) -> None:
         """Until a daemon that was started again is ready, and knows the engines that lived meanwhile."""
-        living = {engine for engine in self._books.engines_of(name) if engine not in self.doomed}
+        living = {engine for engine in self._books.engines_of(name) if not self._blows.ended(engine)}
         node = self._stage.nodes[name]
         ready: list[float] = []
 

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-from testing.chaos.blows import ENGINES, Blows
-from testing.chaos.scenario import Whom
+from testing.chaos.blows import Blows
+from testing.chaos.names import ROUTER
 from testing.chaos.stage import RANKS, Stage
 from testing.clockwork.harness import Engine
 from testing.processes import state
-
-DAEMONS = {Whom.P_DAEMON: "p", Whom.D_DAEMON: "d"}
 
 
 class Lives:
@@ -57,7 +55,7 @@ class Lives:
         router = self._stage.router
         if router is not None and router.pid == self._router and router.poll() is not None:
             self._router = None
-            if blows is None or not blows.ends(Whom.ROUTER, router.pid):
+            if blows is None or not blows.ends(ROUTER, router.pid):
                 found.append("the router")
         return found
 
@@ -77,9 +75,7 @@ class Lives:
     def _lost_engines(self, blows: Blows | None) -> list[str]:
         found = []
         for name, engine in list(self._engines.items()):
-            hit = blows is not None and any(
-                blows.ends(whom, engine) for whom, of in ENGINES.items() if of == name
-            )
+            hit = blows is not None and blows.ends(name, engine)
             if self._stage.engines.get(name) is not engine:
                 continue
             gone = [pid for pid in self._ranks.get(engine, ()) if state(pid) in ("", "Z")]
@@ -99,6 +95,6 @@ class Lives:
             if node.running and node.pid == pid:
                 continue
             del self._daemons[name]
-            if blows is None or not any(blows.ends(whom, pid) for whom, of in DAEMONS.items() if of == name):
+            if blows is None or not blows.ends(name, pid):
                 found.append(f"the daemon of {name}")
         return found

@@ -54,7 +54,13 @@ class Whom(Enum):
         """On P's node."""
         return self in (Whom.P_ENGINE, Whom.P_DAEMON, Whom.P_MOVER, Whom.RANK)
 
+    @property
+    def node(self) -> str:
+        """The name of that node, or of D's."""
+        return "p" if self.at_p else "d"
 
+
+MOVERS = (Whom.P_MOVER, Whom.D_MOVER)
 NODES_HIT = (Whom.P_ENGINE, Whom.D_ENGINE, Whom.P_DAEMON, Whom.D_DAEMON, Whom.P_MOVER, Whom.D_MOVER)
 
 

@@ -218,9 +218,9 @@ class Stage(Ensemble):
         """The process to hit, but for engines, which are hit by their handle."""
         match whom:
             case Whom.P_DAEMON | Whom.D_DAEMON:
-                return self.nodes["p" if whom.at_p else "d"].pid
+                return self.nodes[whom.node].pid
             case Whom.P_MOVER | Whom.D_MOVER:
-                return self.nodes["p" if whom.at_p else "d"].mover_pid
+                return self.nodes[whom.node].mover_pid
             case Whom.RANK:
                 return self.rank_pids(RANKS)[-1]
             case Whom.ROUTER:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from testing import engines
-from testing.chaos.books import handles
 from testing.clockwork import checkpoint
 from testing.clockwork.harness import Engine, Harness, Stats
 from testing.engines import START
 from testing.ensemble import Ensemble
+from testing.handles import handles
 from testing.node import Node
 
 LEASE = 20.0

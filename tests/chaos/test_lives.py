@@ -105,7 +105,7 @@ def test_an_engine_that_was_started_after_a_kill_is_not_excused_by_it(stage, liv
 
 def test_a_daemon_that_ends_by_itself_is_lost_also_that_of_the_third_node(stage, lives):
     hit = blows(stage, Strike(Whom.D_DAEMON, Blow.KILL))
-    hit._ended[Whom.D_DAEMON] = stage.nodes["d"].pid
+    hit._ended["d"] = stage.nodes["d"].pid
     for node in stage.nodes.values():
         node.running = False
     assert lives.lost(hit) == ["the daemon of p", "the daemon of e"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from kvpush_client._proto import admin_pb2
-from testing.chaos.books import handles
+from testing.handles import handles
 
 SINCE = 1000
 
