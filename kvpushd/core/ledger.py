@@ -220,6 +220,10 @@ class Ledger:
         """Bytes per second that a link carries while it is busy, as its writes have shown; 0 = not known."""
         return self._sender.rate(link)
 
+    def announced(self, link: LinkId) -> int:
+        """Reservations that a link's node has announced and that are held, matched or not."""
+        return self._sender.announced_by(link)
+
     @property
     def writes(self) -> int:
         """Writes that are not terminal."""

@@ -322,6 +322,10 @@ class Sender:
         """Bytes per second of a link; 0 = not known."""
         return self._transfers.rate(link)
 
+    def announced_by(self, link: LinkId) -> int:
+        """Reservations of a link that are held, those too that no handoff fills yet."""
+        return self._targets.on(link).halves
+
     @property
     def writes(self) -> int:
         """Writes that are not terminal."""

@@ -215,9 +215,6 @@ class View:
         live: Counter[str] = Counter()
         for half in self._ledger.reservations():
             live.update(half.parts.keys())
-        sending: Counter[str] = Counter()
-        for _, targets in self._ledger.handoffs():
-            sending.update(target.said.link for target in targets)
         for address, fault in faults.items():
             down = admin_pb2.Peer(address=address, receiving=True, last_fault=fault)
             rows[address, 0] = Row((address, 0), down)
@@ -242,7 +239,7 @@ class View:
                 up=link.up,
                 transport=self._transport(),
                 bytes=self._history.moved[guest.name],
-                transfers=sending[guest.name],
+                transfers=self._ledger.announced(guest.name),
                 software=link.hello.software,
                 bytes_per_second=int(self._ledger.rate(guest.name)),
                 below_floor=self._floor.is_undercut_by(guest.name),

@@ -98,6 +98,22 @@ def test_what_waits_is_listed_on_either_side_with_its_age(nodes: Nodes) -> None:
     assert here.half.blocks == 4
 
 
+def test_what_is_announced_is_counted_on_either_side_of_its_link_before_it_is_matched(nodes: Nodes) -> None:
+    p, d = nodes.pair()
+    transfer(p, d)
+
+    def in_flight() -> list[int]:
+        return [peer.transfers for node in (nodes.p, nodes.d) for peer in node.peers() if peer.up]
+
+    eventually(in_flight, lambda seen: seen == [0, 0])
+    key = new_key()
+    d.reserve(key, p, range(4), 4 * BLOCK)
+    eventually(in_flight, lambda seen: seen == [1, 1])
+    assert nodes.p.transfers(key.transfer_id) == []
+    p.send(key, range(4), 4 * BLOCK)
+    eventually(in_flight, lambda seen: seen == [0, 0])
+
+
 def test_a_transfer_under_way_says_what_has_landed(nodes: Nodes) -> None:
     p, d = nodes.pair()
     key = new_key()

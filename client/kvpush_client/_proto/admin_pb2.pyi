@@ -753,7 +753,7 @@ class Peer(google.protobuf.message.Message):
     bytes: builtins.int
     """Bytes moved over it."""
     transfers: builtins.int
-    """Transfers in flight."""
+    """Transfers in flight, those too of which only the receiver's half is there yet."""
     last_fault: builtins.str
     """Why it went down last; empty = never."""
     software: builtins.str
