@@ -10,7 +10,6 @@ import time
 
 import grpc
 
-from kvpush_client._proto import admin_pb2
 from testing.chaos.account import End, Played, shows_on_the_other_side
 from testing.chaos.asking import Asking
 from testing.chaos.blows import Blows
@@ -20,6 +19,7 @@ from testing.chaos.healing import HEALED, Healing
 from testing.chaos.holds import REACH, Held, Holds
 from testing.chaos.lives import Lives
 from testing.chaos.scenario import MOVERS, Blow, Cast, Scenario, Whom
+from testing.chaos.sight import OVER
 from testing.chaos.stage import LEASE, RANKS, D, Legs, P, Stage, wait_for
 from testing.clockwork.harness import EngineFailed, Request
 from testing.engines import answer
@@ -41,7 +41,6 @@ _TROUBLES = (
     subprocess.TimeoutExpired,
     grpc.RpcError,
 )
-OVER = (admin_pb2.PHASE_FENCING, admin_pb2.PHASE_ENDED)
 
 
 class Actor:
@@ -138,22 +137,19 @@ class _Turn:
 
     def _reach(self) -> Held:
         """Held in its phase. A phase that was missed is tried for once more: the machine has much to do."""
-        holds = Holds(self._stage, self._asking.send)
+        holds = Holds(self._stage, self._scenario, self._asking.send)
         for attempt in (1, 2):
             legs = self._stage.new_legs(
                 self._scenario.length, self._scenario.number, attempt, sender=self._sender
             )
             try:
-                held = holds.hold(self._scenario.phase, legs)
+                held = holds.hold(legs)
             except TimeoutError:
                 self.healing.calm()
                 if attempt == 2:
                     raise
                 self._let_go(legs)
                 continue
-            trouble = held.sight.trouble
-            if trouble:
-                raise AssertionError(trouble)
             self._played.bytes, self._played.writes = held.sight.bytes, held.sight.writes
             return held
         raise AssertionError("unreachable")
@@ -168,9 +164,9 @@ class _Turn:
             if number:
                 time.sleep(self._scenario.gap)
             self._blows.strike(fault)
-        if held.d_stopped and not self._scenario.hits(Whom.D_ENGINE, Blow.KILL):
+        if held.stopped is not None and not self._scenario.hits(Whom.D_ENGINE, Blow.KILL):
             with contextlib.suppress(EngineFailed):
-                self._stage.engines[D].kill(signal.SIGCONT)
+                self._stage.engines[held.stopped].kill(signal.SIGCONT)
         self._stage.link.shape(None)
         if held.later is not None:
             with contextlib.suppress(EngineFailed):  # it may be the one that was killed

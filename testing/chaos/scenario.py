@@ -195,8 +195,7 @@ def catalogue(points: Iterable[tuple[Phase, Point]] = ()) -> list[Scenario]:
             found.append((Cast.PAIR, phase, Strike(whom, Blow.STOP, LONGEST)))
     for phase, seconds in itertools.product(Phase, (SHORT, LONG)):
         found.append((Cast.PAIR, phase, Cut(seconds)))
-    routed = (Phase.QUEUED, Phase.BETWEEN, Phase.POSTING, Phase.SEALED, Phase.LANDED)
-    for phase, blow in itertools.product(routed, Blow):
+    for phase, blow in itertools.product(Phase, Blow):
         found.append((Cast.ROUTER, phase, Strike(Whom.ROUTER, blow, 1.0)))
     for phase, blow in itertools.product((Phase.QUEUED, Phase.BETWEEN, Phase.POSTING, Phase.SEALED), Blow):
         found.append((Cast.RANKS, phase, Strike(Whom.RANK, blow, 2.0)))

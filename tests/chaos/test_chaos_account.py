@@ -11,7 +11,6 @@ import time
 import pytest
 
 from testing.chaos.account import Account, End, Played
-from testing.chaos.holds import Sight
 from testing.chaos.pulse import BEAT, LEAST, Pulse
 from testing.chaos.scenario import Blow, Cast, Cut, Phase, Scenario, Strike, Whom
 
@@ -83,15 +82,6 @@ def test_a_machine_that_lets_nobody_run_is_noticed():
 
 def test_wrong_bytes_fail_a_run_whatever_its_scenarios_say():
     assert not Account(1, LEASE, [played()], wrong_bytes=1).well
-
-
-def test_a_phase_that_needs_bytes_in_flight_does_not_count_without():
-    assert Sight(Phase.POSTING, bytes=0, writes=3).trouble
-    assert Sight(Phase.SEALED, bytes=9, writes=0).trouble
-    assert not Sight(Phase.SEALED, bytes=0, writes=1).trouble
-    assert Sight(Phase.BETWEEN, bytes=0).trouble
-    assert not Sight(Phase.BETWEEN, bytes=9).trouble
-    assert not Sight(Phase.QUEUED).trouble
 
 
 def test_faults_are_counted_by_the_phase_that_they_struck():
