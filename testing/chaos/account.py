@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from testing.chaos.scenario import GIVEN_UP, Blow, Scenario, Strike, Whom
+from testing.chaos.hearing import VISIBLE, hearing_of, spares
+from testing.chaos.scenario import GIVEN_UP, UNANSWERED, Scenario
+from testing.chaos.stage import D
 
 PATIENCE = 1.0
 """Seconds that a request may take to end after its lease."""
-VISIBLE = 1.0
-"""Seconds within which the other side of a transfer hears of a death."""
 REGISTERED = 2.0
 """Seconds after a daemon is ready within which living engines are registered again."""
 AGAIN = 2.0
@@ -26,6 +26,7 @@ UNDISTURBED = 0.95
 
 _MEASURED = (
     "said",
+    "heard",
     "quarantine",
     "registered",
     "registered_from_start",
@@ -58,6 +59,9 @@ class Played:
     writes: int = 0
     ends: list[End] = field(default_factory=list)
     said: float | None = None
+    """Until the nodes that have to hear of the fault list the transfer's end."""
+    heard: float | None = None
+    """Until their engines have heard of it."""
     quarantine: float | None = None
     registered: float | None = None
     """After the daemon was ready."""
@@ -95,22 +99,33 @@ class Played:
 
     def _promises(self) -> list[str]:
         wrong = []
+        hearing = hearing_of(self.scenario)
+        due = hearing.seconds if hearing is not None else VISIBLE
         for what, found, most in (
-            ("the other side heard", self.said, VISIBLE),
+            ("the other side heard", self.said, due),
+            ("its engine heard", self.heard, due),
             ("engines were registered again", self.registered, REGISTERED),
             ("the mover was replaced", self.replaced, REPLACED),
             ("a clean transfer moved", self.again, AGAIN),
         ):
             if found is not None and found - self.starved > most and self.scenario.timed:
                 wrong.append(f"{what} after {found:.2f} s, not {most:g}")
+        if spares(self.scenario) and not any(end.external for end in self.ends):
+            wrong.append("no KV came, though nothing kept it")
         if self.undisturbed is not None and self.undisturbed < UNDISTURBED:
             wrong.append(f"a third node's transfers kept {self.undisturbed:.3f} of their throughput")
         return wrong
 
     def late(self, lease: float) -> list[End]:
-        """Requests that took longer than their lease, or than an engine that stands still is waited for."""
+        """Requests that took longer than their lease, or than an engine, or the daemon beside it, that stands
+        still is waited for."""
         most = max(lease, self.scenario.silence) + PATIENCE
-        return [end for end in self.ends if end.seconds - self.starved > most]
+        found = [end for end in self.ends if end.seconds - self.starved > most]
+        return [end for end in found if end.seconds - self.starved > self.deafness(end) + PATIENCE]
+
+    def deafness(self, end: End) -> float:
+        """Seconds for which a request's engine may have waited for its daemon, that stood still."""
+        return self.scenario.deafness("d" if end.engine == D else "p")
 
     def record(self, lease: float) -> dict[str, Any]:
         """For the report."""
@@ -184,13 +199,25 @@ class Account:
             rows.append((name, promise, told, str(len(values))))
 
         brisk, silent = (
-            [end.seconds for one in self.played if bool(one.scenario.silence) is still for end in one.ends]
+            [
+                end.seconds
+                for one in self.played
+                if bool(one.scenario.silence) is still
+                for end in one.ends
+                if not one.deafness(end)
+            ]
             for still in (False, True)
         )
+        deaf = [end.seconds for one in self.played for end in one.ends if one.deafness(end)]
         row("longest end of a request, s after the fault", f"{self.lease + PATIENCE:g}", brisk)
+        row("the same, where its own daemon stood still", f"{UNANSWERED + PATIENCE:g}", deaf)
         row("the same, where an engine stood still", f"{GIVEN_UP + PATIENCE:g}", silent)
         row("longest quarantine, s after the fault", "counted", [one.quarantine for one in self.played])
-        row("the other side heard of a death, s", f"{VISIBLE:g}", [one.said for one in timed])
+        at_once = [one for one in timed if (hearing := hearing_of(one.scenario)) and hearing.at_once]
+        later = [one for one in timed if one not in at_once]
+        row("the other side heard of a death, s", f"{VISIBLE:g}", [one.said for one in at_once])
+        row("its engine heard, s", f"{VISIBLE:g}", [one.heard for one in at_once])
+        row("the same, where only silence or a drain's end tells, s", "more", [one.heard for one in later])
         row(
             "registered again, s after the daemon was ready", f"{REGISTERED:g}", [o.registered for o in timed]
         )
@@ -240,16 +267,3 @@ class Account:
             "figures": [dict(zip(_COLUMNS, row, strict=True)) for row in self.figures()],
             "played": [one.record(self.lease) for one in self.played],
         }
-
-
-def shows_on_the_other_side(scenario: Scenario) -> bool:
-    """Whether the far side of the transfer has something to hear at once, since its other half died, and is
-    looked at."""
-    if not scenario.timed or not scenario.phase.matched:
-        return False
-    (fault,) = scenario.faults
-    if not isinstance(fault, Strike) or fault.whom is Whom.ROUTER:
-        return False
-    # A daemon drains first when it is told to end, and a mover waits for its daemon's word.
-    at_once = fault.whom in (Whom.P_ENGINE, Whom.D_ENGINE)
-    return fault.blow is Blow.KILL or (fault.blow is Blow.TERM and at_once)

@@ -10,12 +10,13 @@ import time
 
 import grpc
 
-from testing.chaos.account import End, Played, shows_on_the_other_side
+from testing.chaos.account import End, Played
 from testing.chaos.asking import Asking
 from testing.chaos.blows import Blows
 from testing.chaos.books import Books
 from testing.chaos.flow import Flow
 from testing.chaos.healing import HEALED, Healing
+from testing.chaos.hearing import Hearing, hearing_of
 from testing.chaos.holds import REACH, Held, Holds
 from testing.chaos.lives import Lives
 from testing.chaos.scenario import MOVERS, Blow, Cast, Scenario, Whom
@@ -179,29 +180,30 @@ class _Turn:
         open_requests = [(name, request) for name, request in requests if request is not None]
         last = max(self._blows.at)
         deadline = last + ENDS + self._scenario.silence
-        other = self._other_side()
+        hearing = hearing_of(self._scenario)
         while True:
             if self._sender in self._blows.undo_due():
                 self.healing.hurry(self._sender)
             now = time.monotonic()
-            if other is not None and self._played.said is None and self._has_heard(other, legs):
-                self._played.said = now - self._blows.at[0]
+            if hearing is not None:
+                self._listen(hearing, legs)
             if mover is not None and self._played.replaced is None:
                 status = self._stage.status(mover.node)
                 if status is not None and status.ready and status.movers[0].restarts > restarts:
                     self._played.replaced = now - self._blows.at[0]
             done = all(request.done() for _, request in open_requests) and not self._blows.missed
-            measured = (other is None or self._played.said is not None) and (
-                mover is None or self._played.replaced is not None
-            )
+            waits = [self._played.said, self._played.heard] if hearing is not None else []
+            measured = None not in waits and (mover is None or self._played.replaced is not None)
             if (done and not self._blows.pending and measured) or now > deadline:
                 break
             time.sleep(0.01)
         self._blows.undo_all()
         self._stage.board.clear()
         last = max(self._blows.at)
-        if other is not None and self._played.said is None:
-            self._played.troubles.append(f"node {other} never heard")
+        if hearing is not None and self._played.said is None:
+            self._played.troubles.append(f"not all of nodes {hearing.nodes} ever listed its end")
+        if hearing is not None and self._played.heard is None:
+            self._played.troubles.append(f"not all engines at {hearing.engines} ever heard of its end")
         for name, request in open_requests:
             self._judge(name, request, legs, last)
         self._judge_client(legs)
@@ -247,12 +249,18 @@ class _Turn:
             took = (transfer.times.ended_unix_ns - self._blows.at_unix_ns) / 1e9
             self._played.quarantine = max(0.0, took)
 
-    def _other_side(self) -> str | None:
-        if not shows_on_the_other_side(self._scenario):
-            return None
-        return "d" if self._scenario.strikes[0].whom.at_p else "p"
+    def _listen(self, hearing: Hearing, legs: Legs) -> None:
+        """Notes when all nodes that have to list the transfer's end, and when all engines heard of it."""
+        played, struck = self._played, self._blows.at[0]
+        if played.said is None and all(self._lists_its_end(node, legs) for node in hearing.nodes):
+            played.said = time.monotonic() - struck
+        if played.heard is None:
+            heard = [self._stage.ears.heard(node, legs.transfer_id) for node in hearing.engines]
+            times = [at for at in heard if at is not None]
+            if len(times) == len(heard):
+                played.heard = max(times) - struck
 
-    def _has_heard(self, node: str, legs: Legs) -> bool:
+    def _lists_its_end(self, node: str, legs: Legs) -> bool:
         transfer = self._stage.look(node, legs.transfer_id)
         return transfer is not None and transfer.half.phase in OVER
 

@@ -117,7 +117,9 @@ class Blows:
         for fault in self._scenario.faults:
             match fault:
                 case Strike(whom=whom, blow=blow, seconds=seconds):
-                    if NAMES[whom] == mover_of(node) and (blow is not Blow.STOP or seconds > SILENCE):
+                    # Told to end, a mover waits for its daemon's word.
+                    fatal = blow is Blow.KILL or (blow is Blow.STOP and seconds > SILENCE)
+                    if NAMES[whom] == mover_of(node) and fatal:
                         return True
                 case Point(node=where, process=process, point=point):
                     if where == node and (process == "mover" or point.startswith("mover.")):

@@ -43,7 +43,8 @@ class Healing:
         """What was held is not held any more."""
         if self._blows.stops(name):
             return
-        with contextlib.suppress(EngineFailed):
+        # One whose ranks are dead may not have ended yet, and answers with an error.
+        with contextlib.suppress(EngineFailed, RuntimeError):
             self._stage.engines[name].set_clock(FAST)
 
     def calm(self) -> None:

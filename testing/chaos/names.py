@@ -19,7 +19,8 @@ def mover_of(node: str) -> str:
 NAMES: Mapping[Whom, str] = {
     Whom.P_ENGINE: P,
     Whom.D_ENGINE: D,
-    Whom.RANK: RANKS,
+    Whom.FIRST_RANK: RANKS,
+    Whom.LAST_RANK: RANKS,
     Whom.P_DAEMON: "p",
     Whom.D_DAEMON: "d",
     Whom.P_MOVER: mover_of("p"),

@@ -47,12 +47,18 @@ class Whom(Enum):
     P_MOVER = "P mover"
     D_MOVER = "D mover"
     ROUTER = "router"
-    RANK = "a rank of P"
+    FIRST_RANK = "P's first rank"
+    LAST_RANK = "P's last rank"
 
     @property
     def at_p(self) -> bool:
         """On P's node."""
-        return self in (Whom.P_ENGINE, Whom.P_DAEMON, Whom.P_MOVER, Whom.RANK)
+        return self in (Whom.P_ENGINE, Whom.P_DAEMON, Whom.P_MOVER, Whom.FIRST_RANK, Whom.LAST_RANK)
+
+    @property
+    def daemon(self) -> bool:
+        """It is one."""
+        return self in (Whom.P_DAEMON, Whom.D_DAEMON)
 
     @property
     def node(self) -> str:
@@ -165,6 +171,19 @@ class Scenario:
         stops = [s.seconds for s in self.strikes if s.whom in engines and s.blow is Blow.STOP]
         return GIVEN_UP if any(seconds > GIVEN_UP for seconds in stops) else 0.0
 
+    def deafness(self, node: str) -> float:
+        """Seconds for which whoever waits for an engine of a node may have to, as the daemon beside it stands
+        still; 0 where it does not for so long that the engine gives it up."""
+        # An engine hears nothing of its daemon while there is nothing to hear: only pings without an answer
+        # (client/kvpush_client/link.py) show that it stands still, and it is the daemon that keeps leases.
+        stops = [s.seconds for s in self.strikes if s.whom.daemon and s.whom.node == node]
+        return UNANSWERED if any(seconds > UNANSWERED for seconds in stops) else 0.0
+
+    @property
+    def lasting(self) -> bool:
+        """Somebody stands still for so long that those on the same node give it up."""
+        return bool(self.silence or self.deafness("p") or self.deafness("d"))
+
     def hits(self, whom: Whom, *blows: Blow) -> bool:
         """Whether somebody is hit, in one of these ways if any are named."""
         return any(strike.whom is whom and (not blows or strike.blow in blows) for strike in self.strikes)
@@ -178,6 +197,8 @@ SHORT, LONG = 0.5, 4.0
 """Seconds of a stop or a cut that nobody need notice, and of one that is longer than every silence."""
 GIVEN_UP, LONGEST = 10.0, 16.0
 """Seconds after which an engine that stands still counts as dead, and of a stop that is longer."""
+UNANSWERED, LONGER = 10.0, 12.0
+"""Seconds after which its engines have given up a daemon that stands still, and of a stop that is longer."""
 
 
 def catalogue(points: Iterable[tuple[Phase, Point]] = ()) -> list[Scenario]:
@@ -193,12 +214,17 @@ def catalogue(points: Iterable[tuple[Phase, Point]] = ()) -> list[Scenario]:
     for whom in (Whom.P_ENGINE, Whom.D_ENGINE):
         for phase in (Phase.QUEUED, Phase.BETWEEN, Phase.POSTING):
             found.append((Cast.PAIR, phase, Strike(whom, Blow.STOP, LONGEST)))
+    for whom in (Whom.P_DAEMON, Whom.D_DAEMON):
+        for phase in (Phase.QUEUED, Phase.BETWEEN, Phase.POSTING):
+            found.append((Cast.PAIR, phase, Strike(whom, Blow.STOP, LONGER)))
     for phase, seconds in itertools.product(Phase, (SHORT, LONG)):
         found.append((Cast.PAIR, phase, Cut(seconds)))
     for phase, blow in itertools.product(Phase, Blow):
         found.append((Cast.ROUTER, phase, Strike(Whom.ROUTER, blow, 1.0)))
-    for phase, blow in itertools.product((Phase.QUEUED, Phase.BETWEEN, Phase.POSTING, Phase.SEALED), Blow):
-        found.append((Cast.RANKS, phase, Strike(Whom.RANK, blow, 2.0)))
+    for phase, blow in itertools.product(Phase, Blow):
+        found.append((Cast.RANKS, phase, Strike(Whom.LAST_RANK, blow, 2.0)))
+    for phase, blow in itertools.product((Phase.ANNOUNCED, Phase.BETWEEN), (Blow.KILL, Blow.STOP)):
+        found.append((Cast.RANKS, phase, Strike(Whom.FIRST_RANK, blow, 2.0)))
     for phase in (Phase.BETWEEN, Phase.POSTING):
         found.append((Cast.RANKS, phase, Strike(Whom.P_DAEMON, Blow.KILL)))
         found.append((Cast.RANKS, phase, Strike(Whom.P_MOVER, Blow.KILL)))
@@ -253,7 +279,7 @@ def _kind(scenario: Scenario) -> str:
 
 def _pairs(chance: random.Random, single: Sequence[Scenario], count: int, number: int) -> Iterator[Scenario]:
     """Two faults that do not hit the same process, in a phase of the first."""
-    of_pair = [one for one in single if one.cast is Cast.PAIR and not one.silence]
+    of_pair = [one for one in single if one.cast is Cast.PAIR and not one.lasting]
     while count > 0:
         first, second = chance.sample(of_pair, 2)
         if _target(first.faults[0]) == _target(second.faults[0]):

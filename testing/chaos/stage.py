@@ -21,6 +21,7 @@ import grpc
 
 from kvpush_client._proto import admin_pb2
 from testing import engines, netns
+from testing.chaos.ears import Ears
 from testing.chaos.http_front import HttpFront
 from testing.chaos.scenario import GIVEN_UP, Whom
 from testing.clockwork import checkpoint
@@ -34,8 +35,10 @@ from testing.node import Node, free_port
 LEASE = 5.0
 SILENCE = 3.0
 """Seconds after which a link, or a mover, that says nothing counts as dead."""
+DRAIN = 2.0
+"""Seconds that a daemon which is told to end gives its transfers."""
 P, D, RANKS = "P", "D", "R"
-CONNECTOR = "testing.faults.connector:FaultyConnector"
+CONNECTOR = "testing.chaos.connector:ListeningConnector"
 BESIDE_RATE = 30_000_000
 """Bytes a second between P's node and the third one."""
 CALM: dict[str, Any] = {
@@ -45,7 +48,7 @@ CALM: dict[str, Any] = {
     "mover_silence": SILENCE,
     "connect_timeout": 2,
     "fence_patience": 1,
-    "drain_timeout": 2,
+    "drain_timeout": DRAIN,
 }
 
 
@@ -71,6 +74,7 @@ class Stage(Ensemble):
         super().__init__()
         self.folder = folder
         self.board = Board(folder / "board")
+        self.ears = Ears(self.board.folder)
         self._model = checkpoint.write(folder / "model", checkpoint.Geometry())
         self._given = harness
         self.nodes: dict[str, Node] = {}
@@ -221,8 +225,8 @@ class Stage(Ensemble):
                 return self.nodes[whom.node].pid
             case Whom.P_MOVER | Whom.D_MOVER:
                 return self.nodes[whom.node].mover_pid
-            case Whom.RANK:
-                return self.rank_pids(RANKS)[-1]
+            case Whom.FIRST_RANK | Whom.LAST_RANK:
+                return self.rank_pids(RANKS)[0 if whom is Whom.FIRST_RANK else -1]
             case Whom.ROUTER:
                 assert self.router is not None
                 return self.router.pid

@@ -12,7 +12,7 @@ import pytest
 
 from testing.chaos.account import Account, End, Played
 from testing.chaos.pulse import BEAT, LEAST, Pulse
-from testing.chaos.scenario import Blow, Cast, Cut, Phase, Scenario, Strike, Whom
+from testing.chaos.scenario import LONGER, Blow, Cast, Cut, Phase, Scenario, Strike, Whom
 
 LEASE = 5.0
 KILL = Strike(Whom.D_DAEMON, Blow.KILL)
@@ -31,7 +31,7 @@ def played(*faults, **seen):
 
 
 def test_what_went_as_promised_is_well():
-    one = played(said=0.1, registered=1.5, replaced=0.6, undisturbed=0.97)
+    one = played(said=0.1, heard=0.2, registered=1.5, replaced=0.6, undisturbed=0.97)
     assert one.judge(LEASE) == []
     assert Account(1, LEASE, [one]).well
 
@@ -45,6 +45,7 @@ def test_what_went_as_promised_is_well():
         {"leftovers": ["D has 3 free of 9 blocks"]},
         {"troubles": ["D said [1], not [2]"]},
         {"said": 1.2},
+        {"heard": 1.2},
         {"registered": 2.5},
         {"replaced": 1.1},
         {"again": 2.3},
@@ -63,6 +64,19 @@ def test_what_did_not_fails_and_is_counted(seen):
 def test_two_faults_may_hide_each_other_but_neither_ends_nor_bytes():
     assert played(KILL, Cut(1.0), said=3.0).judge(LEASE) == []
     assert played(KILL, Cut(1.0), ends=[End("D", 9.0, "length")]).judge(LEASE)
+
+
+def test_a_request_beside_a_daemon_that_stands_still_is_waited_for_and_none_on_the_other_side():
+    stopped = Strike(Whom.D_DAEMON, Blow.STOP, LONGER)
+    assert played(stopped, ends=[End("D", 10.5, "length")]).judge(LEASE) == []
+    assert played(stopped, ends=[End("D", 11.5, "length")]).judge(LEASE)
+    assert played(stopped, ends=[End("P", 10.5, "length")]).judge(LEASE)
+
+
+def test_kv_that_does_not_come_though_only_a_mover_was_told_to_end_is_missed():
+    told = Strike(Whom.P_MOVER, Blow.TERM)
+    assert played(told, ends=[End("D", 0.1, "length", external=99)]).judge(LEASE) == []
+    assert played(told, ends=[End("D", 0.1, "length")]).judge(LEASE)
 
 
 def test_what_the_machine_kept_from_all_is_not_counted_against_a_promise():

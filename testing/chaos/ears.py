@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What engines hear of their transfers' ends, and when: their sessions write it down, `Ears` reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from kvpush_client.events import Event, HandoffEnded, ReservationEnded
+from kvpush_client.items import Identity
+from kvpush_client.session import Session
+from testing.faults.board import NODE, VARIABLE
+from testing.faults.catalog import CLIENT
+from testing.faults.points import Points
+from testing.faults.session import FaultySession
+
+HEARD = "heard.jsonl"
+"""In the board's folder."""
+
+
+class Ears:
+    """Reads what was heard by the engines that got the board in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / HEARD
+
+    def heard(self, node: str, transfer_id: bytes) -> float | None:
+        """When an engine on a node first heard of a transfer's end, CLOCK_MONOTONIC; None = not yet."""
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        ends = (json.loads(line) for line in lines if transfer_id.hex() in line)
+        return next((float(end["at"]) for end in ends if end["node"] == node), None)
+
+
+class ListeningSession(FaultySession):
+    """A session that writes down each end as its engine takes it."""
+
+    def poll(self) -> list[Event]:
+        """As the inner one."""
+        events = super().poll()
+        for event in events:
+            if isinstance(event, ReservationEnded | HandoffEnded):
+                _note(event)
+        return events
+
+
+def _note(event: ReservationEnded | HandoffEnded) -> None:
+    fault = "" if event.fault is None else event.fault.reason.name
+    end = {
+        "at": time.monotonic(),
+        "node": os.environ[NODE],
+        "transfer_id": event.key.transfer_id.hex(),
+        "what": type(event).__name__,
+        "fault": fault,
+    }
+    # One write each, so that those of several engines do not mix.
+    with (Path(os.environ[VARIABLE]) / HEARD).open("ab", buffering=0) as file:
+        file.write(json.dumps(end).encode() + b"\n")
+
+
+def new_session(runtime_dir: Any, identity: Identity, *rest: Any) -> Session:
+    """A listening one. Raises KeyError where the process was given no board."""
+    return ListeningSession(Points.of_environment(CLIENT, os.environ), runtime_dir, identity, *rest)
