@@ -237,7 +237,8 @@ def watched(number: int) -> Iterator[Scenario]:
     faults: list[Fault] = [
         Strike(whom, blow, LONG) for whom in (Whom.D_DAEMON, Whom.D_MOVER) for blow in Blow
     ]
-    faults += [Strike(Whom.D_ENGINE, Blow.KILL), Strike(Whom.D_ENGINE, Blow.STOP, 2.0)]
+    for whom in (Whom.P_ENGINE, Whom.D_ENGINE):
+        faults += [Strike(whom, Blow.KILL), Strike(whom, Blow.STOP, 2.0)]
     for fault in [*faults, Cut(LONG)]:
         yield Scenario(number, Cast.PAIR, Phase.SEALED, (fault,), beside=True)
         number += 1
