@@ -46,14 +46,16 @@ class HttpDoor:
         for status in self.statuses(b"".join(said)):
             assert status == 200 or 400 <= status < 500, status
 
-    def statuses(self, said: bytes) -> list[int]:
-        """Says it; the statuses of the answers, once the other side has ended the connection."""
+    def statuses(self, said: bytes, patience: float = QUIET) -> list[int]:
+        """Says it; the statuses of the answers, once the other side has ended the connection.
+
+        After `patience` seconds without an answer there is an end of it here."""
         answer = bytearray()
         with socket.socket() as sock, contextlib.suppress(ConnectionResetError, BrokenPipeError):
             sock.settimeout(DEADLINE)
             sock.connect(self._address)
             sock.sendall(said)
-            sock.settimeout(QUIET)
+            sock.settimeout(patience)
             try:
                 while part := sock.recv(1 << 16):
                     answer += part
