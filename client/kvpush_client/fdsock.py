@@ -32,15 +32,15 @@ def exchange(
     """
     fd, nbytes = pool if pool is not None else (-1, 0)
     offer = engine_pb2.PoolOffer(token=token, pool_bytes=nbytes).SerializeToString()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
-        sock.setblocking(False)
-        try:
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+            sock.setblocking(False)
             sock.connect(str(path))
             socket.send_fds(sock, [offer], [fd] if pool is not None else [])
             _await_readable(sock, wake, timeout)
             data, lifeline = _receive(sock)
-        except OSError as error:
-            raise DaemonUnreachable(f"{path}: {error}") from error
+    except OSError as error:
+        raise DaemonUnreachable(f"{path}: {error}") from error
     try:
         answer = engine_pb2.PoolAnswer.FromString(data)
         if answer.HasField("fault"):
@@ -80,6 +80,8 @@ def _receive(sock: socket.socket) -> tuple[bytes, int | None]:
     for extra in fds[1:]:
         os.close(extra)
     first = fds[0] if fds else None
+    if first is None and flags & socket.MSG_CTRUNC:
+        raise ConnectionError("too many open files: the lifeline did not arrive")
     # An answer without a pool's id is empty, and comes with a descriptor all the same.
     if first is None and not data:
         raise ConnectionError("closed without an answer")
@@ -102,8 +104,13 @@ class Lifeline:
     """
 
     def __init__(self, fd: int) -> None:
+        """Owns `fd` from now on. Raises DaemonUnreachable where this process may open no file more."""
         self._fd = fd
-        self._wake = os.eventfd(0)
+        try:
+            self._wake = os.eventfd(0)
+        except OSError as error:
+            os.close(fd)
+            raise DaemonUnreachable(f"the daemon's lifeline can't be watched: {error}") from error
         self._thread: threading.Thread | None = None
 
     def watch(self, ended: Callable[[], None]) -> None:

@@ -16,10 +16,11 @@ import pytest
 
 from kvpush_client._proto import engine_pb2
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable
+from kvpush_client.events import Reason, ReservationEnded
 from kvpush_client.items import Identity, Role
 from kvpush_client.session import Session
 from testing.node import DEADLINE, Node
-from testing.rank import FINGERPRINT, Engine
+from testing.rank import BLOCK, FINGERPRINT, Engine, new_key
 from tests.daemon.daemon_kit import descriptors, eventually, transfer
 from tests.rpc.engine_kit import Client
 
@@ -100,6 +101,107 @@ def test_a_daemon_out_of_descriptors_serves_who_is_there_and_takes_others_once_i
         transfer(s, r, seed=3)
         assert len(node.log.read_text()) < 100_000
         assert node.stop() == 0
+
+
+@pytest.mark.parametrize("left", [0, 4])
+def test_a_mover_out_of_descriptors_refuses_what_needs_some_and_takes_it_once_it_can(
+    folder: Path, left: int
+) -> None:
+    with ExitStack() as stack:
+        p, d = stack.enter_context(Node("p", folder)), stack.enter_context(Node("d", folder))
+        s, r = stack.enter_context(Engine(p, "s")), stack.enter_context(Engine(d, "r"))
+        near = stack.enter_context(Engine(d, "near"))
+        transfer(near, r)
+        movers = {node: node.mover_pid for node in (d, p)}
+        before = {pid: descriptors(pid) for pid in movers.values()}
+        for pid in movers.values():  # the receiving one makes an inlet, the sending one the way to it
+            with limited(pid, resource.RLIMIT_NOFILE, descriptors(pid) + left):
+                key = new_key()
+                r.reserve(key, s, range(4), 4 * BLOCK, lease=DEADLINE)
+                fault = r.wait_for(ReservationEnded, key).fault
+                assert fault is not None
+                assert fault.reason is Reason.TRANSPORT_FAILED
+                assert "files open" in fault.detail or "Too many open files" in fault.detail, fault
+                transfer(near, r, seed=2)
+        assert {node: node.mover_pid for node in movers} == movers, "nobody died of it"
+        transfer(s, r, seed=3)
+        r.close()
+        s.close()
+        more = 8  # a connection or two that UCX keeps, or is closing
+        eventually(lambda: max(descriptors(pid) - was for pid, was in before.items()), lambda n: n <= more)
+        assert not p.stumbles() + d.stumbles()
+
+
+def test_a_mover_out_of_descriptors_maps_no_pool_and_maps_it_once_it_can(folder: Path) -> None:
+    with Node("n", folder) as node, Engine(node, "s") as s, Engine(node, "r") as r:
+        transfer(s, r)
+        pid, before = node.mover_pid, descriptors(node.mover_pid)
+        late = Engine(node, "late")
+        with limited(pid, resource.RLIMIT_NOFILE, before):
+            late.begin()
+            with pytest.raises(DaemonRefused, match=r"[Tt]oo many (open )?files") as raised:
+                late.wait_ready()
+            assert raised.value.reason is Reason.BAD_MEMORY
+            transfer(s, r, seed=2)
+        eventually(late.ready)
+        transfer(s, late, seed=3)
+        late.close()
+        assert node.mover_pid == pid
+        eventually(lambda: descriptors(pid) - before, lambda more: more <= 0)
+
+
+SHORT = """
+import os, resource, sys
+from pathlib import Path
+from kvpush_client.errors import KvpushClientError
+from kvpush_client.session import Identity, Role, Session
+
+def session(name):
+    return Session(Path(sys.argv[1]), Identity(name, "l", Role.SCHEDULER, fingerprint={"model": "test"}))
+
+def files():
+    return len(os.listdir("/proc/self/fd"))
+
+def limit(most):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, ceiling))
+
+soft, ceiling = resource.getrlimit(resource.RLIMIT_NOFILE)
+first = session("first")
+first.start()
+first.wait_ready(30)
+for left in range(6):
+    before = files()
+    short = session(f"short-{left}")
+    limit(before - 1 + left)  # what files() itself opened is closed
+    try:
+        short.start()
+        short.wait_ready(3)
+        print("ready", flush=True)
+    except (OSError, KvpushClientError) as error:
+        print(error, flush=True)
+        limit(soft)
+        if left == 0:
+            short.start()  # it had not begun
+        short.wait_ready(30)
+    limit(soft)
+    assert first.ready
+    short.close()
+    assert files() <= before, (files(), before)
+first.close()
+"""
+
+
+def test_a_client_out_of_descriptors_says_so_and_connects_once_it_can(folder: Path) -> None:
+    with Node("n", folder) as node:
+        command = [sys.executable, "-c", SHORT, str(node.runtime_dir)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=5 * DEADLINE)
+        assert ended.returncode == 0, ended.stderr
+        said = ended.stdout.splitlines()
+        assert len(said) == 6
+        assert "ready" in said, "with some it connects"
+        refused = [line for line in said if line != "ready"]
+        assert len(refused) >= 2
+        assert all("too many open files" in line.lower() for line in refused), refused
 
 
 @pytest.mark.parametrize("files", [12, 63])

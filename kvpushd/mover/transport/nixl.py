@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import select
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +29,7 @@ import numpy as np
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.runs import Runs
 from kvpushd.errors import ConfigError, Invalid, TransportFailed
+from kvpushd.mover.transport import descriptors
 from kvpushd.mover.transport.base import Completion, Handles, Region, Write
 from kvpushd.mover.transport.parts import PART_RUNS, parts_of, rows
 
@@ -159,7 +159,8 @@ class NixlTransport:
             inlet.registrations.extend(self._register(inlet.agent, region) for region in pools)
             metadata: bytes = inlet.agent.get_agent_metadata()
         except self._errors as error:
-            raise TransportFailed(f"NIXL can't make the receiving agent {agent}: {error}") from error
+            detail = f"NIXL can't make the receiving agent {agent}: {error}{descriptors.shortage()}"
+            raise TransportFailed(detail) from error
         self._inlets[inlet_id] = inlet
         return metadata
 
@@ -185,7 +186,9 @@ class NixlTransport:
             doing = "connect"
             sender.make_connection(agent)
         except self._errors as error:
-            raise TransportFailed(f"NIXL can't {doing} for agent {agent}: {error}") from error
+            raise TransportFailed(
+                f"NIXL can't {doing} for agent {agent}: {error}{descriptors.shortage()}"
+            ) from error
         addresses = {region.pool_id: region.address for region in pools}
         self._outlets[outlet_id] = _Outlet(sender, agent, addresses, sources)
 
@@ -287,9 +290,9 @@ class NixlTransport:
         return self._bell.fileno()
 
     def _make_agent(self, name: str) -> Any:
-        before = set(os.listdir("/proc/self/fd"))
+        before = set(descriptors.names())
         agent = self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
-        for descriptor in _epolls(set(os.listdir("/proc/self/fd")) - before):
+        for descriptor in descriptors.epolls(set(descriptors.names()) - before):
             # It leaves the bell by itself when the agent closes it.
             self._bell.register(descriptor, select.EPOLLIN)
             self._rings[descriptor] = weakref.ref(agent)
@@ -384,15 +387,3 @@ def _package() -> Any:
         if importlib.util.find_spec(name) is not None:
             return importlib.import_module(name)
     raise ConfigError(f"NIXL is not installed, expected one of {', '.join(PACKAGES)}: pip install nixl")
-
-
-def _epolls(descriptors: Iterable[str]) -> list[int]:
-    """Those of some of the process's descriptors that are epoll's."""
-    found = []
-    for name in descriptors:
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                found.append(int(name))
-        except FileNotFoundError:
-            continue  # the listing's own
-    return found
