@@ -18,16 +18,7 @@ from kvpush_client import fdsock
 from kvpush_client._proto import engine_pb2
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
 from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
-from kvpush_client.events import (
-    Connected,
-    Disconnected,
-    Event,
-    Fault,
-    Reason,
-    Rejected,
-    Side,
-    TransferKey,
-)
+from kvpush_client.events import Connected, Disconnected, Event, Fault, Reason, Rejected, Side, TransferKey
 from kvpush_client.halves import Halves
 from kvpush_client.items import (
     Advance,
@@ -99,6 +90,7 @@ class Session:
         self._changed = threading.Condition(self._lock)
         self._link: Link | None = None  # dialled; under the lock
         self._open: Link | None = None  # connected, so items can be posted; under the lock
+        self._heard: Link | None = None  # takes what needs no answer: see _attend; under the lock
         self._generation = 0
         self._trouble: KvpushClientError | None = None
         self._lifeline: fdsock.Lifeline | None = None  # of the newest generation that was connected
@@ -264,8 +256,8 @@ class Session:
 
     def _say(self, item: Item) -> None:
         with self._lock:
-            if self._open is not None:
-                self._open.post(item)
+            if self._heard is not None:
+                self._heard.post(item)
 
     def _needs(self, role: Role) -> None:
         if self._identity.role is not role:
@@ -315,6 +307,9 @@ class Session:
             events = link.events()
             if self._layout is not None:
                 link.post(DescribePool(pool_id, self._layout))
+                # The daemon has the pool before this process hears so: handoffs may come and end in between.
+                with self._lock:
+                    self._heard = link
                 self._await_pool(events)
             self._connect(link, welcome)
             for event in events:
@@ -339,7 +334,7 @@ class Session:
     def _connect(self, link: Link, welcome: engine_pb2.Welcome) -> None:
         with self._lock:
             self._generation += 1
-            self._open = link
+            self._open = self._heard = link
             self._trouble = None
             self._events.append(Connected(welcome.incarnation, welcome.peer_host, welcome.peer_port))
             self._changed.notify_all()
@@ -349,7 +344,7 @@ class Session:
         """Ends what ends with a connection; whether it was up."""
         with self._lock:
             connected = self._open is not None
-            self._link = self._open = None
+            self._link = self._open = self._heard = None
             self._trouble = trouble
             if connected:
                 self._events.append(Disconnected(str(trouble)))

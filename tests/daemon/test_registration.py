@@ -9,6 +9,7 @@ import queue
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import grpc
@@ -21,6 +22,7 @@ from kvpush_client.events import Fault, Reason, ReservationEnded
 from kvpush_client.layout import Layout
 from kvpush_client.pool import SEALS, Pool
 from kvpush_client.session import Identity, Role, Session
+from testing.faults.board import Board
 from testing.node import DEADLINE
 from testing.rank import BLOCK, FINGERPRINT, Engine, layout, new_key
 from tests.daemon.daemon_kit import Nodes, eventually, transfer
@@ -214,3 +216,19 @@ def test_one_that_does_not_fit_leaves_the_way_open_for_one_that_does(nodes: Node
     d.reserve(again := new_key(), stranger, range(4), 4 * BLOCK)
     assert fault(d.wait_for(ReservationEnded, again)).reason is Reason.FINGERPRINT_MISMATCH
     transfer(p, d, seed=2)
+
+
+def test_what_a_worker_says_before_it_hears_that_its_pool_is_ready_is_not_lost(
+    nodes: Nodes, tmp_path: Path
+) -> None:
+    board, d = Board(tmp_path), nodes.engine(nodes.d)
+    late = {"point": "session.recv.PoolReady", "act": "delay", "when": "before", "seconds": 1.0}
+    board.set([late])
+    p = Engine(nodes.p, "ready-late", board=board)
+    nodes.stack.callback(p.close)
+    p.begin()
+    # Its scheduler may hand off from now on.
+    eventually(lambda: [e for e in nodes.p.engines() if e.engine_id == p.engine_id and e.ranks_ready])
+    p.scheduler.wait_ready(DEADLINE)
+    assert not p.ranks[0].session.ready
+    transfer(p, d)
