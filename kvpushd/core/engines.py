@@ -100,6 +100,8 @@ class Limits:
     """Blocks that those may name in all: a list is small where it is said, and large where it is kept."""
     tombs: int = 100_000
     """How many ended or cancelled keys are remembered."""
+    tombs_per_link: int = 20_000
+    """How many of the reservations of one link that ended are remembered: about 12 MB of them."""
 
 
 def is_local(link: LinkId) -> bool:

@@ -44,7 +44,7 @@ class Transfers:
         self.targets = Targets()
         self.ended: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
         self.over: Tombs[Transfer] = Tombs(limits.lease, limits.tombs)
-        self.gone = TargetTombs(limits.lease, limits.tombs)
+        self.gone = TargetTombs(limits.lease, limits.tombs_per_link)
 
     # --- meeting -----------------------------------------------------------------------------------------
 

@@ -1230,7 +1230,7 @@ def test_a_reservation_that_landed_is_not_opened_by_an_announcement_that_comes_a
 
 
 def test_what_ended_on_one_link_is_remembered_however_many_end_on_another() -> None:
-    node = Hostile(replace(LIMITS, tombs=4), receiver_engine_id="D")
+    node = Hostile(replace(LIMITS, tombs_per_link=4), receiver_engine_id="D")
     stranger = node.view("D").incarnation
     assert refusal(node.announce("B#1", stranger)) is Reason.STALE_INCARNATION
     for count in range(9):

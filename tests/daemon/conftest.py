@@ -13,7 +13,7 @@ from testing.node import Node
 from tests.daemon.daemon_kit import Nodes, eventually, leftovers
 
 # Short enough to see what comes of them; the defaults are the operator's.
-SETTINGS = {"mover_silence": 4.0, "link_silence": 1.0, "fence_patience": 0.5, "drain_timeout": 10.0}
+SETTINGS = {"mover_silence": 4.0, "link_silence": 2.5, "fence_patience": 0.5, "drain_timeout": 10.0}
 
 
 @pytest.fixture(scope="session")
