@@ -71,6 +71,13 @@ def again(p: Engine, d: Engine) -> None:
     transfer(d, p, seed=32)
 
 
+def given_up(node: Node, other: Node) -> None:
+    """Waits until a node has no link with another one up, neither way: each way has a silence of its own."""
+    eventually(
+        lambda: [peer for peer in node.peers() if peer.up and peer.node == other.name], lambda up: not up
+    )
+
+
 def beside(nodes: Nodes) -> tuple[Engine, Engine, TransferKey]:
     """A transfer from P's node to a third one, matched, that has nothing to do with what happens to D."""
     p, e = nodes.engine(nodes.p), nodes.engine(nodes.e)
@@ -173,9 +180,11 @@ def test_a_sending_daemon_that_stands_still_is_fenced_though_its_mover_goes_on(n
     try:
         d.wait_for(ReservationReleased, flight.key)
         reused = Reused(d, flight.ids[8:])
+        given_up(nodes.d, nodes.p)
     finally:
         os.kill(nodes.p.pid, signal.SIGCONT)
     p.wait_for(HandoffEnded, flight.key)
+    given_up(nodes.p, nodes.d)
     again(p, d)
     reused.are_intact()
     assert nodes.p.status().movers[0].restarts == 0
@@ -191,7 +200,9 @@ def test_a_receiving_daemon_that_stands_still_ends_the_handoff_and_its_engine_co
     d.wait_for(Matched, key)
     with stopped(nodes.d.pid):
         assert reason(p.wait_for(HandoffEnded, key)) is Reason.PEER_UNREACHABLE
+        given_up(nodes.p, nodes.d)
     released(d, key)
+    given_up(nodes.d, nodes.p)
     again(p, d)
     assert nodes.d.status().movers[0].restarts == 0
 

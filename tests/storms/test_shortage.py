@@ -215,6 +215,15 @@ def test_a_daemon_that_may_open_too_few_files_does_not_start_and_says_so(folder:
     assert "LimitNOFILE" in ended.stderr
 
 
+def _settled(node: Node) -> bool:
+    """It answers, or it has ended: it may be about to."""
+    try:
+        node.status()
+    except grpc.RpcError:
+        return not node.running
+    return True
+
+
 def test_a_daemon_out_of_memory_goes_on_or_ends_and_another_takes_its_engines(folder: Path) -> None:
     with ExitStack() as stack:
         node = stack.enter_context(Node("n", folder, link_silence=2.0))
@@ -226,6 +235,7 @@ def test_a_daemon_out_of_memory_goes_on_or_ends_and_another_takes_its_engines(fo
         assert told or not node.running, heard
         assert not told or "no memory" in node.log.read_text()
         assert not any(why.startswith("INVALID_ARGUMENT") for why in heard), "it is not the caller's fault"
+        eventually(lambda: _settled(node))
         if not node.running:
             assert node.wait() != 0  # what systemd's Restart=on-failure takes up
             node.start()
