@@ -26,12 +26,14 @@ from testing.chaos.actor import Actor
 from testing.chaos.points import strikes
 from testing.chaos.pulse import Pulse
 from testing.chaos.scenario import Scenario, draw
-from testing.chaos.stage import LEASE, Stage
+from testing.chaos.stage import LEASE, SILENCE, Stage
 
 RESULTS = Path("chaos-results")
 LOGS = "logs"
 SCENARIOS = 360
 LOOKS = 3
+IN_VAIN = 2
+"""Times that a scenario is played again where the machine let nobody run."""
 
 
 def say(text: str) -> None:
@@ -63,9 +65,14 @@ def play(left: list[Scenario], account: Account, folder: Path, began: float, res
             played = turn(actor, scenario)
             if played.undisturbed is not None and played.undisturbed < UNDISTURBED:
                 look_again(actor, played)
-            account.played.append(played)
             wrong = played.judge(LEASE)
             told = "; ".join(wrong) if wrong else "ok"
+            if played.shows_nothing(LEASE, SILENCE) and account.plays_in_vain(scenario) < IN_VAIN:
+                account.in_vain.append(played)
+                left.insert(0, scenario)
+                told = f"again, as the machine let nobody run for {played.starved:.1f} s: {told}"
+            else:
+                account.played.append(played)
             say(f"[{time.monotonic() - began:6.1f} s] {played.took:5.1f} s {scenario.name}: {told}")
             account.wrong_bytes = wrong_bytes + actor.books.wrong_bytes
             account.transfers = transfers + actor.books.moved[0]

@@ -127,6 +127,12 @@ class Played:
         """Seconds for which a request's engine may have waited for its daemon, that stood still."""
         return self.scenario.deafness("d" if end.engine == D else "p")
 
+    def shows_nothing(self, lease: float, silence: float) -> bool:
+        """Whether all that is wrong may be the machine's doing, which let nobody run for so long that one who
+        is silent counts as dead. What was left behind, and an engine's or a daemon's death, never is."""
+        others = [name for name in self.deaths if "mover" not in name]
+        return self.starved >= silence and bool(self.judge(lease)) and not others and not self.leftovers
+
     def record(self, lease: float) -> dict[str, Any]:
         """For the report."""
         return {
@@ -157,6 +163,12 @@ class Account:
     transfers: int = 0
     bytes: int = 0
     wrong_bytes: int = 0
+    in_vain: list[Played] = field(default_factory=list)
+    """Plays that show nothing, and were followed by others of the same scenario."""
+
+    def plays_in_vain(self, scenario: Scenario) -> int:
+        """How many such there were of a scenario."""
+        return sum(one.scenario == scenario for one in self.in_vain)
 
     def last_line(self) -> dict[str, Any]:
         """The summary that a run prints last."""
@@ -234,6 +246,8 @@ class Account:
         row("the same, where no time is promised", "", rest)
         starved = [one.starved for one in self.played if one.starved]
         row("the machine let nobody run, s: not counted above", "", starved)
+        vain = [one.starved for one in self.in_vain]
+        row("the same in plays that were played again", "", vain)
         return rows
 
     def markdown(self) -> str:
@@ -266,4 +280,5 @@ class Account:
             **self.last_line(),
             "figures": [dict(zip(_COLUMNS, row, strict=True)) for row in self.figures()],
             "played": [one.record(self.lease) for one in self.played],
+            "in_vain": [one.record(self.lease) for one in self.in_vain],
         }

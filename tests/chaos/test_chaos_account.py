@@ -107,3 +107,23 @@ def test_the_report_has_a_row_for_each_figure_and_names_what_failed():
     text = Account(1, LEASE, [played(said=0.25), played(deaths=["P"])]).markdown()
     assert "| the other side heard of a death, s | 1 | 0.250 | 1 |" in text
     assert "P died" in text
+
+
+@pytest.mark.parametrize(
+    ("seen", "vain"),
+    [
+        ({"starved": 4.0, "deaths": ["the mover of p"]}, True),
+        ({"starved": 4.0, "troubles": ["TimeoutError: it is not sealed"], "fired": []}, True),
+        ({"starved": 2.0, "deaths": ["the mover of p"]}, False),
+        ({"starved": 4.0, "deaths": ["the mover of p", "P"]}, False),
+        ({"starved": 4.0, "deaths": ["the daemon of p"]}, False),
+        ({"starved": 4.0, "leftovers": ["D has 3 free of 9 blocks"], "fired": []}, False),
+        ({"starved": 4.0}, False),
+    ],
+)
+def test_a_play_in_which_nobody_could_run_shows_nothing_but_deaths_and_what_is_left(seen, vain):
+    one = played(**seen)
+    assert one.shows_nothing(LEASE, silence=3.0) is vain
+    account = Account(1, LEASE, [], in_vain=[one])
+    assert account.plays_in_vain(one.scenario) == 1
+    assert account.record()["in_vain"][0]["starved"] == seen["starved"]
