@@ -15,8 +15,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
-# Seconds between a write that failed and the status that explains it; a broken connection has one too.
-PATIENCE = 1.0
+# Seconds between a write that failed and the status that explains it, which is on its way by then. No more:
+# until the end is said, whoever dials that address gets the link that is over.
+PATIENCE = 0.05
 _COVER = (grpc.StatusCode.INTERNAL, "Internal error from Core")
 
 
