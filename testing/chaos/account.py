@@ -21,6 +21,7 @@ AGAIN = 2.0
 REPLACED = 1.0
 """Seconds within which a dead mover is replaced, its pools mapped."""
 UNDISTURBED = 0.95
+_TIMEOUT = f"{TimeoutError.__name__}: "
 """Of its throughput that a peer keeps at the least, whatever happens to another one."""
 
 
@@ -119,9 +120,8 @@ class Played:
     def late(self, lease: float) -> list[End]:
         """Requests that took longer than their lease, or than an engine, or the daemon beside it, that stands
         still is waited for."""
-        most = max(lease, self.scenario.silence) + PATIENCE
-        found = [end for end in self.ends if end.seconds - self.starved > most]
-        return [end for end in found if end.seconds - self.starved > self.deafness(end) + PATIENCE]
+        most = max(lease, self.scenario.silence)
+        return [e for e in self.ends if e.seconds - self.starved > max(most, self.deafness(e)) + PATIENCE]
 
     def deafness(self, end: End) -> float:
         """Seconds for which a request's engine may have waited for its daemon, that stood still."""
@@ -129,9 +129,17 @@ class Played:
 
     def shows_nothing(self, lease: float, silence: float) -> bool:
         """Whether all that is wrong may be the machine's doing, which let nobody run for so long that one who
-        is silent counts as dead. What was left behind, and an engine's or a daemon's death, never is."""
-        others = [name for name in self.deaths if "mover" not in name]
-        return self.starved >= silence and bool(self.judge(lease)) and not others and not self.leftovers
+        is silent counts as dead.
+
+        What was left behind, a wrong answer, an engine's or a daemon's death never is: of
+        troubles only that a time ran out.
+        """
+        sure = [
+            *(name for one in self.looks for name in one.deaths if "mover" not in name),
+            *(trouble for one in self.looks for trouble in one.troubles if not trouble.startswith(_TIMEOUT)),
+            *(left for one in self.looks for left in one.leftovers),
+        ]
+        return self.starved >= silence and bool(self.judge(lease)) and not sure
 
     def record(self, lease: float) -> dict[str, Any]:
         """For the report."""

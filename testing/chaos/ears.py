@@ -26,12 +26,24 @@ class Ears:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HEARD
+        self._read = 0
+        """Bytes of it; it grows over a whole run, and is looked at every few milliseconds."""
+        self._first: dict[tuple[str, str], float] = {}
 
     def heard(self, node: str, transfer_id: bytes) -> float | None:
         """When an engine on a node first heard of a transfer's end, CLOCK_MONOTONIC; None = not yet."""
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        ends = (json.loads(line) for line in lines if transfer_id.hex() in line)
-        return next((float(end["at"]) for end in ends if end["node"] == node), None)
+        self._read_on()
+        return self._first.get((node, transfer_id.hex()))
+
+    def _read_on(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            lines = [line for line in file if line.endswith(b"\n")]
+        self._read += sum(len(line) for line in lines)
+        for end in map(json.loads, lines):
+            self._first.setdefault((end["node"], end["transfer_id"]), float(end["at"]))
 
 
 class ListeningSession(FaultySession):

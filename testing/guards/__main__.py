@@ -75,9 +75,8 @@ def _whole(tree: Tree, guards: Sequence[Guard]) -> list[str]:
     was the reason, by themselves."""
     tests = sorted({test for guard in guards for test in guard.tests})
     failing = _failing(tree, tests)
-    return (
-        [f"{test} ({how.value})" for test, how in _failing(tree, sorted(failing)).items()] if failing else []
-    )
+    still = _failing(tree, sorted(failing)) if failing else {}
+    return [f"{test} ({how.value})" for test, how in still.items()]
 
 
 def _failing(tree: Tree, tests: Sequence[str]) -> dict[str, Outcome]:

@@ -118,6 +118,8 @@ def test_the_report_has_a_row_for_each_figure_and_names_what_failed():
         ({"starved": 4.0, "deaths": ["the mover of p", "P"]}, False),
         ({"starved": 4.0, "deaths": ["the daemon of p"]}, False),
         ({"starved": 4.0, "leftovers": ["D has 3 free of 9 blocks"], "fired": []}, False),
+        ({"starved": 4.0, "troubles": ["D said [1], not [2]"]}, False),
+        ({"starved": 4.0, "troubles": ["a request of D never ended"]}, False),
         ({"starved": 4.0}, False),
     ],
 )
