@@ -10,7 +10,12 @@ import os
 import stat
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvpushd.errors import BadMemory
+
+Bytes = NDArray[np.uint8]
 
 _REQUIRED = {
     "F_SEAL_SHRINK": fcntl.F_SEAL_SHRINK,
@@ -129,3 +134,8 @@ def map_memory(fd: int, nbytes: int) -> Mapping:
 def anonymous(nbytes: int) -> Mapping:
     """Private scratch memory of this process."""
     return Mapping(mmap.mmap(-1, nbytes))
+
+
+def bytes_at(address: int, nbytes: int) -> Bytes:
+    """Memory of this process as an array. It keeps nothing mapped."""
+    return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))

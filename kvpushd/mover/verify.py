@@ -8,19 +8,17 @@ as it takes the writes in. Who does not want it does not have it: then no write 
 
 from __future__ import annotations
 
-import ctypes
 import random
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.runs import Runs
 from kvpushd.errors import Invalid
-from kvpushd.memory.host import Mapping
+from kvpushd.memory.host import Mapping, bytes_at
 from kvpushd.mover.transport.base import Carrier, Completion, Region, Write
 
 SAMPLED = 16
@@ -141,8 +139,8 @@ class Verifying:
         if completion.fault is not None:
             return [self._end(completion.fault)]
         region = self._regions[check.write.source_pool]
-        sent = _bytes_at(region.address, region.nbytes)
-        landed = _bytes_at(self._scratch.address, self._scratch.nbytes)
+        sent = bytes_at(region.address, region.nbytes)
+        landed = bytes_at(self._scratch.address, self._scratch.nbytes)
         at = 0
         for source, target, length in zip(
             piece.source.tolist(), piece.target.tolist(), piece.length.tolist(), strict=True
@@ -180,7 +178,3 @@ def _pieces(runs: Runs, most: int) -> Iterator[Runs]:
 def _runs(rows: list[tuple[int, int, int]]) -> Runs:
     source, target, length = np.array(rows, np.int64).T
     return Runs(source=source, target=target, length=length)
-
-
-def _bytes_at(address: int, nbytes: int) -> NDArray[np.uint8]:
-    return np.ctypeslib.as_array((ctypes.c_ubyte * nbytes).from_address(address))

@@ -104,10 +104,10 @@ class Way:
         self.sender.post(WriteId(next(self.numbers)), **(arguments | other))  # type: ignore[arg-type]
         return ended
 
-    async def flood(self) -> list[asyncio.Future[WriteEnded]]:
+    async def flood(self, to: Sequence[int]) -> list[asyncio.Future[WriteEnded]]:
         """Sixteen writes of the whole pool, of which the first bytes have come and the last have not."""
         every = list(range(self.cut.blocks))
-        writes = [self.post(every, every) for _ in range(16)]
+        writes = [self.post(every, to) for _ in range(16)]
         await eventually(lambda: any(self.target.view[:64]))
         return writes
 

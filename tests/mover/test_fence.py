@@ -22,17 +22,21 @@ CUT = layout(blocks=1024, cell_bytes=4096)
 EVERY = list(range(CUT.blocks))
 FAR = 1 << 20
 STALE = 0xEE
+SHUFFLED = np.random.default_rng(9).permutation(CUT.blocks).tolist()
+"""Where blocks go so that each is a run of its own, and short ones are packed."""
+TO = pytest.mark.parametrize("to", [EVERY, SHUFFLED], ids=["long", "short"])
 TLS = pytest.mark.parametrize("tls", ["tcp,self", "^cma,knem,xpmem"])
 
 
 @TLS
+@TO
 @pytest.mark.parametrize("unmap", [False, True], ids=["mapped", "unmapped"])
 def test_nothing_lands_from_a_sender_that_was_stopped_before_the_fence_and_continued_after(
-    tls: str, unmap: bool
+    tls: str, to: list[int], unmap: bool
 ) -> None:
     async def scene() -> None:
         async with way("nixl", CUT, ucx_tls=tls) as it:
-            writes = await it.flood()
+            writes = await it.flood(to)
             os.kill(it.sender.pid, signal.SIGSTOP)
             await soon(it.receiver.close_inlet(it.outlet))
             it.target.view[:] = bytes(CUT.pool_bytes)  # the engine's: it uses its blocks again
@@ -51,14 +55,17 @@ def test_nothing_lands_from_a_sender_that_was_stopped_before_the_fence_and_conti
 
 
 @TLS
-def test_a_way_that_is_cut_ends_its_writes_nothing_reads_their_source_and_other_ways_go_on(tls: str) -> None:
+@TO
+def test_a_way_that_is_cut_ends_its_writes_nothing_reads_their_source_and_other_ways_go_on(
+    tls: str, to: list[int]
+) -> None:
     async def scene() -> None:
         fabric = FakeFabric()
         async with way("nixl", CUT, ucx_tls=tls) as it, movers("nixl", 1, fabric, ucx_tls=tls) as (other,):
             await soon(other.map_pool(b"far", (far := pool(CUT)).fd, CUT))
             inlet, bases = await soon(other.open_inlet(FAR, [b"far"], f"{id(it):x}-far"))
             await soon(it.sender.open_outlet(FAR, inlet, [OutletPool(b"far", bases[0], CUT)]))
-            writes = await it.flood()
+            writes = await it.flood(to)
             os.kill(it.receiver.pid, signal.SIGSTOP)
             beside = it.post(EVERY, EVERY, outlet_id=FAR, target_pool=b"far")
             it.sender.close_outlet(it.outlet, now=True)
@@ -79,7 +86,8 @@ def test_a_way_that_is_cut_ends_its_writes_nothing_reads_their_source_and_other_
 
 
 @TLS
-def test_nothing_lands_from_a_sender_that_writes_on_and_on(tls: str) -> None:
+@TO
+def test_nothing_lands_from_a_sender_that_writes_on_and_on(tls: str, to: list[int]) -> None:
     async def scene() -> None:
         fabric = FakeFabric()
         async with way("nixl", CUT, ucx_tls=tls) as it, movers("nixl", 1, fabric, ucx_tls=tls) as (other,):
@@ -91,7 +99,7 @@ def test_nothing_lands_from_a_sender_that_writes_on_and_on(tls: str) -> None:
                 if ended is not None and ended.fault is not None:
                     failed.set()
                     return
-                write = it.post(EVERY, EVERY)
+                write = it.post(EVERY, to)
                 write.add_done_callback(lambda done: again(done.result()))
                 posted.append(write)
 
@@ -109,7 +117,7 @@ def test_nothing_lands_from_a_sender_that_writes_on_and_on(tls: str) -> None:
             # The same pool takes what others send, by another inlet.
             outlet = await it.connect(other)
             it.sender, it.outlet = other, outlet
-            assert (await it.write(EVERY, EVERY)).fault is None
-            assert np.array_equal(cells(it.target, CUT), cells(it.source, CUT))
+            assert (await it.write(EVERY, to)).fault is None
+            assert np.array_equal(cells(it.target, CUT)[:, to], cells(it.source, CUT))
 
     asyncio.run(scene())

@@ -57,7 +57,7 @@ def test_a_killed_sender_leaves_the_receivers_other_peers_alone() -> None:
             await soon(other.map_pool(b"source", it.source.fd, cut))
             outlet = await it.connect(other)
             every = list(range(cut.blocks))
-            writes = await it.flood()
+            writes = await it.flood(every)
             os.kill(it.sender.pid, signal.SIGKILL)
             assert any(ended.fault is not None for ended in await soon(asyncio.gather(*writes)))
             it.sender, it.outlet = other, outlet
@@ -77,7 +77,7 @@ def test_a_killed_receiver_fails_the_writes_to_it_and_no_others() -> None:
             aside = Way(it.sender, other, it.source, theirs, cut, fabric, it.numbers, target_id=b"theirs")
             aside.outlet = await aside.connect()
             every = list(range(cut.blocks))
-            doomed = await it.flood()
+            doomed = await it.flood(every)
             os.kill(it.receiver.pid, signal.SIGKILL)
             assert (await aside.write(every, every)).fault is None
             assert np.array_equal(cells(theirs, cut), cells(it.source, cut))

@@ -3,26 +3,15 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from kvpushd.errors import Invalid
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Completion, Region, Write
+from kvpushd.mover.transport.copying import memmove
 
 # What one poll copies at most: about a millisecond, so that the mover still answers between slices.
 SLICE_BYTES = 8 << 20
-
-Copy = Callable[[int, int, int], object]
-
-
-def memmove() -> Copy:
-    """The C library's memmove(to, from, bytes); releases the GIL."""
-    copy = ctypes.CDLL(None).memmove
-    copy.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-    copy.restype = None
-    function: Copy = copy
-    return function
 
 
 class LocalCarrier:

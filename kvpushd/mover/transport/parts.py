@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A write as what is begun of it at a time, and that as the rows that NIXL reads."""
+"""A write as what is begun of it at a time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvpushd.core.runs import Runs
+from kvpushd.mover.transport.parcel import SHORT_BYTES, parcels_of
 
 PART_RUNS = 2048
 """Runs under way at a time to one outlet."""
@@ -19,7 +20,7 @@ PIECE_BYTES = 1 << 20
 def _pieces(runs: Runs) -> Runs:
     """The same bytes in runs of at most PIECE_BYTES."""
     counts = -(-runs.length // PIECE_BYTES)
-    if counts.max() <= 1:
+    if not len(counts) or counts.max() <= 1:
         return runs
     whole = np.repeat(np.arange(len(counts)), counts)
     offset = (np.arange(len(whole)) - np.repeat(np.cumsum(counts) - counts, counts)) * PIECE_BYTES
@@ -27,18 +28,18 @@ def _pieces(runs: Runs) -> Runs:
     return Runs(runs.source[whole] + offset, runs.target[whole] + offset, length)
 
 
-def parts_of(runs: Runs) -> deque[Runs]:
-    """Cuts a write into what is under way at a time."""
+def parts_of(runs: Runs, packs: bool) -> tuple[deque[Runs], deque[Runs]]:
+    """Cuts a write into what is under way at a time: runs as they are and, with `packs`, parcels."""
+    if packs:
+        short = runs.length < SHORT_BYTES
+        return _plain(_of(runs, ~short)), parcels_of(_of(runs, short))
+    return _plain(runs), deque()
+
+
+def _plain(runs: Runs) -> deque[Runs]:
     runs = _pieces(runs)
-    return deque(
-        Runs(runs.source[i : i + PART_RUNS], runs.target[i : i + PART_RUNS], runs.length[i : i + PART_RUNS])
-        for i in range(0, len(runs.length), PART_RUNS)
-    )
+    return deque(_of(runs, slice(i, i + PART_RUNS)) for i in range(0, len(runs.length), PART_RUNS))
 
 
-def rows(addresses: NDArray[np.int64], lengths: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A descriptor list: address, length and device of each run."""
-    found = np.zeros((len(lengths), 3), np.uint64)
-    found[:, 0] = addresses
-    found[:, 1] = lengths
-    return found
+def _of(runs: Runs, some: slice | NDArray[np.bool_]) -> Runs:
+    return Runs(runs.source[some], runs.target[some], runs.length[some])

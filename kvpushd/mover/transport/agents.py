@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""NIXL's agents as this process makes them, and the bell that their connections ring.
+
+The packages nixl_cu12 and nixl_cu13 are imported by name, whichever is installed, and not through `nixl`:
+that one looks for CUDA by importing torch, which takes 2 s and 190 MB.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import select
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from kvpushd.errors import ConfigError
+from kvpushd.mover.transport import descriptors
+
+PACKAGES = ("nixl_cu13", "nixl_cu12")
+DRAM = "DRAM"
+
+
+class Owner(Protocol):
+    """Whose agent it is."""
+
+    def progress(self) -> None:
+        """Takes in what has come."""
+        ...
+
+
+class Agents:
+    """Makes agents, none of which has a thread of its own, and knows which of them rang."""
+
+    def __init__(self) -> None:
+        """Raises ConfigError where NIXL is not installed."""
+        self._nixl = _package()
+        self._bell = select.epoll()
+        self._rings: dict[int, weakref.ref[Owner]] = {}
+        """By descriptor, whose agent rings it."""
+        bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
+        # NIXL's exceptions have no base but Exception.
+        self.errors: tuple[type[Exception], ...] = tuple(
+            value
+            for name, value in vars(bindings).items()
+            if name.startswith("nixl") and name.endswith("Error")
+        )
+
+    def make(self, name: str, owner: Owner | None = None) -> Any:
+        """An agent of a name that no other has, ever. Raises what is in `errors`.
+
+        Without an owner nothing is expected to come to it.
+        """
+        before = set(descriptors.names())
+        agent = self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
+        if owner is not None:
+            for descriptor in descriptors.epolls(set(descriptors.names()) - before):
+                # It leaves the bell by itself when the agent closes it.
+                self._bell.register(descriptor, select.EPOLLIN)
+                self._rings[descriptor] = weakref.ref(owner)
+        return agent
+
+    @property
+    def bell(self) -> int:
+        """Readable while a TCP connection of an agent's is.
+
+        NIXL has no call that waits. But an agent's UCX watches its connections by an epoll descriptor, level
+        triggered, and such a descriptor can itself be waited for. Other fabrics than TCP don't ring it.
+        """
+        return self._bell.fileno()
+
+    def rung(self) -> Iterator[Owner]:
+        """Those whose agents ring."""
+        for descriptor, _ in self._bell.poll(0):
+            owner = self._rings[descriptor]()
+            if owner is not None:
+                yield owner
+
+    def close(self) -> None:
+        """Ends the bell; agents end with the last that refers to them."""
+        self._bell.close()
+
+
+def register(agent: Any, address: int, nbytes: int) -> Any:
+    """Registers host memory with an agent; what is returned undoes it. Raises NIXL's errors."""
+    return agent.register_memory([(address, nbytes, 0, "")], DRAM)
+
+
+def _package() -> Any:
+    for name in PACKAGES:
+        if importlib.util.find_spec(name) is not None:
+            return importlib.import_module(name)
+    raise ConfigError(f"NIXL is not installed, expected one of {', '.join(PACKAGES)}: pip install nixl")

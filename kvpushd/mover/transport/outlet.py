@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The way to one receiving agent: the writes that are to go there, some parts of them at a time."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvpush_client.events import Fault, Reason
+from kvpushd.core.runs import Runs
+from kvpushd.errors import Invalid, TransportFailed
+from kvpushd.memory.host import bytes_at
+from kvpushd.mover.transport.agents import Agents, register
+from kvpushd.mover.transport.base import Completion, Invitation, Region, Write
+from kvpushd.mover.transport.parcel import fits, worth_packing
+from kvpushd.mover.transport.parts import PART_RUNS, parts_of
+from kvpushd.mover.transport.staging import Staging
+from kvpushd.mover.transport.transfer import Transfer, rows
+
+STREAK_SECONDS = 0.25
+"""How long an outlet goes on without a pause, in which all that is under way has ended.
+
+NIXL's progress goes on as long as there is more to take in. Where a receiver is slower than its sender, it
+does not come back while bytes come: two senders kept a mover from its commands, beats and fences for seconds.
+In a pause there is nothing to take in, and a link of 176 MB/s is idle for 1 to 2 ms. The limit of runs is for
+those of a few KiB, which keep a receiver busy for much longer than their sender."""
+
+
+class _Part(Protocol):
+    """What is under way of a write at a time."""
+
+    @property
+    def runs(self) -> int:
+        """How many NIXL carries for it."""
+        ...
+
+    def over(self) -> bool:
+        """Whether all of it is in its pool. Raises NIXL's errors, TransportFailed."""
+        ...
+
+    def release(self) -> None:
+        """Lets go of what NIXL holds for it."""
+        ...
+
+
+class _Plain:
+    """Runs as they are."""
+
+    def __init__(self, runs: int, transfer: Transfer) -> None:
+        self.runs = runs
+        self._transfer = transfer
+
+    def over(self) -> bool:
+        return self._transfer.ended
+
+    def release(self) -> None:
+        self._transfer.release()
+
+
+@dataclass(slots=True)
+class _InFlight:
+    """A posted write: what of it is to be begun, and how many parts are under way."""
+
+    write: Write
+    source: Region
+    target: int
+    plain: deque[Runs]
+    parcels: deque[Runs]
+    under_way: int = 0
+    fault: Fault | None = None
+
+
+class Outlet:
+    """Carries writes by a sending agent of its own. They are begun in the order in which they were posted.
+
+    Completions that are due are put into `ended`.
+    """
+
+    def __init__(self, agents: Agents, name: str) -> None:
+        """Makes a sending agent of that name. Raises NIXL's errors."""
+        self.agent = ""
+        """The name of the receiving one."""
+        self.closing = False
+        self.ended: list[Completion] = []
+        self._errors = agents.errors
+        self._sender = agents.make(name, self)
+        self._targets: dict[bytes, int] = {}
+        self._sources: dict[bytes, Any] = {}
+        """What is registered with the sender."""
+        self._writes: dict[int, _InFlight] = {}
+        """In the order in which they were posted."""
+        self._under_way: list[tuple[int, _Part]] = []
+        self._busy_since = 0.0
+        self._staging: Staging | None = None
+        self._packs = False
+        """Whether what is posted now goes as parcels."""
+
+    def invite(self, invitation: Invitation, targets: dict[bytes, int], packs: bool) -> None:
+        """Names the receiving agent, and the addresses of the pools behind it. With `packs` short runs go as
+        parcels, where it takes them in.
+
+        Raises Invalid where the metadata is of another agent, NIXL's errors where it is of none.
+        """
+        loaded = self._sender.add_remote_agent(invitation.metadata)
+        name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+        if name != invitation.agent:
+            raise Invalid(f"the metadata is of agent {name}, expected {invitation.agent}")
+        self.agent, self._targets = name, targets
+        landing = invitation.landing
+        if packs and landing is not None and fits(landing):
+            self._staging = Staging(self._sender, name, landing, self._errors)
+            self._packs = True
+
+    def connect(self) -> None:
+        """Begins to connect, before the first write would. Raises NIXL's errors."""
+        self._sender.make_connection(self.agent)
+
+    def register(self, region: Region) -> None:
+        """Makes a pool a possible source. Raises NIXL's errors."""
+        self._sources[region.pool_id] = register(self._sender, region.address, region.nbytes)
+
+    def deregister(self, pool_id: bytes) -> None:
+        """Undoes it."""
+        registered = self._sources.pop(pool_id, None)
+        if registered is not None:
+            self._sender.deregister_memory(registered)
+
+    def close(self) -> list[int]:
+        """Destroys the agent; returns the writes that have not ended. Nothing reads their sources now."""
+        staging, self._staging = self._staging, None
+        self._under_way.clear()
+        self._sender = None
+        if staging is not None:
+            staging.close()
+        return list(self._writes)
+
+    @property
+    def in_flight(self) -> int:
+        """Writes that have not ended."""
+        return len(self._writes)
+
+    @property
+    def transfers(self) -> int:
+        """Parts under way."""
+        return len(self._under_way)
+
+    @property
+    def registrations(self) -> int:
+        """Of pools, and of the slots for parcels."""
+        return len(self._sources) + (self._staging is not None)
+
+    def progress(self) -> None:
+        """Takes in what the agent is told."""
+        self._sender.get_new_notifs()
+
+    def post(self, write: Write, source: Region) -> None:
+        """Begins the write, or lets it wait for those that were posted before it.
+
+        Raises Invalid where its pool is not behind this outlet.
+        """
+        if write.target_pool not in self._targets:
+            raise Invalid(f"pool {write.target_pool.hex()} is not behind outlet {write.outlet_id}")
+        packs = self._packs and not write.back and worth_packing(write.target_pool, write.runs)
+        plain, parcels = parts_of(write.runs, packs)
+        flight = _InFlight(write, source, self._targets[write.target_pool], plain, parcels)
+        self._writes[write.write_id] = flight
+        self._begin()
+
+    def moved_on(self) -> bool:
+        """Whether some of what is under way was found to be over; begins what comes next."""
+        moved = False
+        for under_way in list(self._under_way):
+            write_id, part = under_way
+            flight = self._writes[write_id]
+            try:
+                if not part.over():
+                    continue
+            except self._errors as error:
+                self._fail(flight, error)
+            except TransportFailed as error:
+                self._fail(flight, error)
+            moved = True
+            self._under_way.remove(under_way)
+            flight.under_way -= 1
+            part.release()
+            self._settle(write_id)
+        if moved:
+            self._begin()
+        return moved
+
+    def _begin(self) -> None:
+        """Begins as many parts of the writes as may be under way."""
+        now = time.monotonic()
+        for write_id, flight in list(self._writes.items()):
+            while flight.plain or flight.parcels:
+                if not self._under_way:
+                    self._busy_since = now
+                elif now - self._busy_since > STREAK_SECONDS:
+                    return
+                try:
+                    part = self._next(flight)
+                except self._errors as error:
+                    self._fail(flight, error)
+                    continue
+                if part is None:
+                    return
+                self._under_way.append((write_id, part))
+                flight.under_way += 1
+            self._settle(write_id)
+
+    def _next(self, flight: _InFlight) -> _Part | None:
+        """Begins another part of a write, if there is room for it. Raises NIXL's errors."""
+        if flight.parcels and self._staging is not None and self._staging.has_room:
+            source = bytes_at(flight.source.address, flight.source.nbytes)
+            return self._staging.send(flight.write.target_pool, source, flight.parcels.popleft())
+        if not flight.plain:
+            return None
+        runs = flight.plain[0]
+        if self._under_way and sum(part.runs for _, part in self._under_way) + len(runs.length) > PART_RUNS:
+            return None
+        flight.plain.popleft()
+        near = rows(runs.source + flight.source.address, runs.length)
+        far = rows(runs.target + flight.target, runs.length)
+        operation = "READ" if flight.write.back else "WRITE"
+        transfer = Transfer(self._sender, self.agent, operation, near, far, self._errors)
+        try:
+            transfer.begin()
+        except self._errors:
+            transfer.release()
+            raise
+        return _Plain(len(runs.length), transfer)
+
+    def _fail(self, flight: _InFlight, error: Exception) -> None:
+        """A part of a write failed: what of it is not begun never is. It ends once nothing is under way.
+
+        No slot is used again: a parcel that failed may still be on its way, and land on the next.
+        """
+        flight.plain.clear()
+        flight.parcels.clear()
+        self._packs = False
+        for other in self._writes.values():
+            other.plain.extend(other.parcels)
+            other.parcels.clear()
+        detail = f"the write to agent {self.agent} failed ({type(error).__name__}: {error})"
+        flight.fault = flight.fault or Fault(Reason.TRANSPORT_FAILED, detail)
+
+    def _settle(self, write_id: int) -> None:
+        """Says that a write has ended, if it has."""
+        flight = self._writes[write_id]
+        if flight.plain or flight.parcels or flight.under_way:
+            return
+        del self._writes[write_id]
+        self.ended.append(Completion(write_id, flight.fault))
