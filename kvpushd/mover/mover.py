@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpush_client._proto import mover_pb2
+from kvpush_client._proto import mover_pb2, types_pb2
 from kvpush_client.events import Fault
 from kvpushd.core.layout import Layout, Window
 from kvpushd.core.plan import Planner
 from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
-from kvpushd.mover import blocks, invitation
+from kvpushd.mover import blocks
 from kvpushd.mover.attention import SENDING, Attention, Rest, longest_wait
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Carrier, Completion, Region, Transport, Write
 from kvpushd.rpc import wire
@@ -252,13 +252,14 @@ class Mover:
                 Region(pool_id, pool.mapping.address, pool.mapping.nbytes)
                 for pool_id, pool in zip(command.pool_ids, pools, strict=True)
             ]
-            invited = self._transport.open_inlet(command.inlet_id, command.agent, regions)
+            metadata = self._transport.open_inlet(command.inlet_id, command.agent, regions)
         except KvpushError as error:
             answer.fault.CopyFrom(wire.fault_to_wire(error.fault()))
             return mover_pb2.MoverReport(inlet_opened=answer)
         for pool in pools:
             pool.inlets.add(command.inlet_id)
-        answer.inlet.CopyFrom(invitation.to_wire(self._transport.name, invited))
+        inlet = types_pb2.Inlet(transport=self._transport.name, agent=command.agent, metadata=metadata)
+        answer.inlet.CopyFrom(inlet)
         answer.bases.extend(region.address for region in regions)
         return mover_pb2.MoverReport(inlet_opened=answer)
 
@@ -281,7 +282,7 @@ class Mover:
                 raise Invalid(f"the inlet is of transport {inlet.transport}, expected {self._transport.name}")
             layouts = {pool.pool_id: wire.layout_from_wire(pool.layout) for pool in command.pools}
             regions = [Region(p.pool_id, p.base, layouts[p.pool_id].pool_bytes) for p in command.pools]
-            self._transport.open_outlet(command.outlet_id, invitation.from_wire(inlet), regions)
+            self._transport.open_outlet(command.outlet_id, inlet.agent, inlet.metadata, regions)
             self._outlets[command.outlet_id] = layouts
         except KvpushError as error:
             answer.fault.CopyFrom(wire.fault_to_wire(error.fault()))

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import KvpushError, TransportFailed
-from kvpushd.mover.transport.base import Carrier, Completion, Handles, Invitation, Region, Transport, Write
+from kvpushd.mover.transport.base import Carrier, Completion, Handles, Region, Transport, Write
 from testing.faults.catalog import COMPLETION
 from testing.faults.points import Broken, Lane, Points
 from testing.faults.rules import Act, Rule
@@ -185,19 +185,18 @@ class FaultyTransport(FaultyCarrier):
         """The inner transport's."""
         return self._ways.handles()
 
-    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> Invitation:
+    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """As the inner transport; metadata that is lost is empty."""
-        lost = Invitation(agent, b"")
-        return self._call("open_inlet", lambda: self._ways.open_inlet(inlet_id, agent, pools), lost)
+        return self._call("open_inlet", lambda: self._ways.open_inlet(inlet_id, agent, pools), b"")
 
     def close_inlet(self, inlet_id: int) -> None:
         """As the inner transport, and always done: nobody keeps a contract whose fence does not fence."""
         self._quietly("close_inlet", lambda: self._ways.close_inlet(inlet_id))
         self._ways.close_inlet(inlet_id)
 
-    def open_outlet(self, outlet_id: int, invitation: Invitation, pools: Sequence[Region]) -> None:
+    def open_outlet(self, outlet_id: int, agent: str, metadata: bytes, pools: Sequence[Region]) -> None:
         """As the inner transport."""
-        self._call("open_outlet", lambda: self._ways.open_outlet(outlet_id, invitation, pools), None)
+        self._call("open_outlet", lambda: self._ways.open_outlet(outlet_id, agent, metadata, pools), None)
 
     def close_outlet(self, outlet_id: int) -> None:
         """As the inner transport."""

@@ -69,6 +69,8 @@ class Way:
     outlet: int = 0
     source_id: bytes = b"source"
     target_id: bytes = b"target"
+    far_id: bytes = b"target-over-there"
+    """What the sender calls it."""
     inlets: list[int] = field(default_factory=list)
 
     async def open_inlet(self) -> tuple[int, types_pb2.Inlet, list[int]]:
@@ -82,7 +84,7 @@ class Way:
     async def connect(self, sender: MoverHandle | None = None) -> int:
         """An inlet, and an outlet to it of the same id."""
         number, inlet, bases = await self.open_inlet()
-        pools = [OutletPool(self.target_id, bases[0], self.cut)]
+        pools = [OutletPool(self.far_id, bases[0], self.cut)]
         await soon((self.sender if sender is None else sender).open_outlet(number, inlet, pools))
         self.receiver.attend(Attention.FILLING)
         return number
@@ -96,7 +98,7 @@ class Way:
             "source_pool": self.source_id,
             "source_blocks": (Blocks(0, 0, np.array(source_ids, np.int64)),),
             "outlet_id": self.outlet,
-            "target_pool": self.target_id,
+            "target_pool": self.target_id if self.sender is self.receiver else self.far_id,
             "target_blocks": (Blocks(0, 0, np.array(target_ids, np.int64)),),
             "window": Window(0, len(source_ids) * BLOCK_SIZE, 0, len(self.cut.layers)),
             "ended": ended.set_result,

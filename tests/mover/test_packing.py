@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,9 +14,11 @@ import pytest
 from kvpush_client.events import Reason
 from kvpushd.core.runs import Runs
 from kvpushd.memory.host import anonymous, bytes_at
-from kvpushd.mover.transport.base import Completion, Invitation, Landing, Region, Write
+from kvpushd.mover.transport import notices
+from kvpushd.mover.transport.base import Completion, Region, Write
 from kvpushd.mover.transport.nixl import NixlTransport
-from kvpushd.mover.transport.parcel import Dock
+from kvpushd.mover.transport.notices import Bell, Hello, Notice, Unpacked, Welcome, read
+from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, Dock
 
 pytestmark = pytest.mark.nixl
 
@@ -34,15 +37,33 @@ class Two:
         self.near[:] = np.frombuffer(np.random.default_rng(7).bytes(POOL), np.uint8)
         self.sender.register(Region(b"near", self._memory[0].address, POOL))
         self.region = Region(b"far", self._memory[1].address, POOL)
-        self.invitation = self.receiver.open_inlet(1, f"{name}-inlet", [self.region])
+        mine = replace(self.region, pool_id=b"as its own mover calls it")
+        self.agent = f"{name}-inlet"
+        self.metadata = self.receiver.open_inlet(1, self.agent, [mine])
         self.order = np.random.default_rng(8).permutation(COUNT)
+
+    def connect(self, outlet: int = 1, region: Region | None = None) -> None:
+        """Opens an outlet, and lets the two sides say what they have to say."""
+        self.sender.open_outlet(outlet, self.agent, self.metadata, [region or self.region])
+        until = time.monotonic() + 0.5
+        while time.monotonic() < until:
+            self.sender.progress()
+            self.receiver.progress()
 
     def write(self, outlet: int = 1, patience: float = 60.0) -> tuple[Completion, int]:
         """All runs in another order: how it ended, and how many transfers of NIXL's it was at a time."""
-        places = np.arange(COUNT, dtype=np.int64) * RUN
-        runs = Runs(places, self.order * RUN, np.full(COUNT, RUN, np.int64))
-        self.sender.post(Write(5, outlet, b"near", b"far", runs))
+        self.sender.post(Write(5, outlet, b"near", b"far", self.runs()))
         return self.wait(patience)
+
+    def runs(self) -> Runs:
+        """All of them, or as many as `order` has places for."""
+        count = len(self.order)
+        return Runs(np.arange(count, dtype=np.int64) * RUN, self.order * RUN, np.full(count, RUN, np.int64))
+
+    @property
+    def packer(self) -> str:
+        """The agent that packs for the inlet."""
+        return self.receiver._inlets[1]._packer
 
     def wait(self, patience: float = 60.0) -> tuple[Completion, int]:
         """The same of the write under way."""
@@ -76,9 +97,18 @@ def two(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     made.close()
 
 
+def welcomes(monkeypatch: pytest.MonkeyPatch, other: Welcome) -> None:
+    """Lets senders read another welcome than was said."""
+
+    def misread(said: bytes) -> Notice | None:
+        notice = read(said)
+        return other if isinstance(notice, Welcome) else notice
+
+    monkeypatch.setattr(notices, "read", misread)
+
+
 def test_short_runs_go_together_over_tcp(two: Two) -> None:
-    assert two.invitation.landing is not None
-    two.sender.open_outlet(1, two.invitation, [two.region])
+    two.connect()
     ended, transfers = two.write()
     assert (ended.fault, transfers) == (None, 3)  # 600 x 4 KiB in slots of 1 MiB
     assert two.landed
@@ -86,59 +116,126 @@ def test_short_runs_go_together_over_tcp(two: Two) -> None:
 
 @pytest.mark.parametrize("two", ["^cma,knem,xpmem"], indirect=True)
 def test_they_go_as_they_are_where_other_fabrics_may_carry_them(two: Two) -> None:
-    assert two.invitation.landing is None
-    two.sender.open_outlet(1, two.invitation, [two.region])
+    two.connect()
     ended, transfers = two.write()
     assert (ended.fault, transfers) == (None, 1)
     assert two.landed
 
 
-@pytest.mark.parametrize("landing", [None, Landing(0, 3, 1 << 20), Landing(0, 4, 1 << 21)])
-def test_they_go_as_they_are_to_who_takes_in_no_parcels_or_other_ones(
-    two: Two, landing: Landing | None
+def test_they_go_as_they_are_before_the_two_sides_have_met(two: Two) -> None:
+    two.sender.open_outlet(1, two.agent, two.metadata, [two.region])
+    ended, transfers = two.write()
+    assert (ended.fault, transfers) == (None, 1)
+    assert two.landed
+
+
+@pytest.mark.parametrize("notice", [Hello, Welcome])
+def test_they_go_as_they_are_to_who_knows_no_parcels(
+    two: Two, notice: type[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    two.sender.open_outlet(1, replace(two.invitation, landing=landing), [two.region])
+    monkeypatch.setattr(notices, "read", lambda said: None if isinstance(read(said), notice) else read(said))
+    two.connect()
     ended, transfers = two.write()
     assert (ended.fault, transfers) == (None, 1)
     assert two.landed
+
+
+@pytest.mark.parametrize("other", [Welcome(1, 3, SLOT_BYTES), Welcome(1, SLOTS, SLOT_BYTES + 1)])
+def test_they_go_as_they_are_to_who_has_other_slots(
+    two: Two, other: Welcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomes(monkeypatch, other)
+    two.connect()
+    ended, transfers = two.write()
+    assert (ended.fault, transfers) == (None, 1)
+    assert two.landed
+
+
+def test_only_one_packs_for_an_inlet_and_the_other_lands_as_well(two: Two) -> None:
+    two.connect()
+    two.connect(outlet=2)
+    assert two.write(outlet=2)[1] == 1
+    assert two.landed
+    two.far[:] = 0
+    assert two.write(outlet=1)[1] == 3
+    assert two.landed
+
+
+def test_who_has_not_the_token_packs_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "token_of", lambda metadata: secrets.token_bytes(16))
+    two.connect()
+    assert two.write()[1] == 1
+    monkeypatch.undo()
+    two.connect(outlet=2)
+    assert two.write(outlet=2)[1] == 3
+
+
+def test_a_hello_from_nonsense_or_from_another_agent_is_no_packer(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for metadata in (b"nothing that NIXL wrote", two.metadata):
+        said = Hello(notices.token_of(two.metadata), metadata)
+        monkeypatch.setattr(notices, "read", lambda _, said=said: said)
+        two.connect(outlet=3)
+        two.sender.cut_outlet(3)
+    monkeypatch.undo()
+    two.connect()
+    assert two.write()[1] == 3
 
 
 def test_a_write_ends_only_once_its_parcels_are_unpacked(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    two.sender.open_outlet(1, two.invitation, [two.region])
-    late: list[tuple[Dock, bytes]] = []
-    rang = Dock.rang
-    monkeypatch.setattr(Dock, "rang", lambda dock, message: late.append((dock, message)))
+    two.connect()
+    late: list[tuple[Dock, Bell]] = []
+    monkeypatch.setattr(Dock, "rang", lambda dock, bell: late.append((dock, bell)))
     with pytest.raises(TimeoutError):
         two.write(patience=1.0)
     assert len(late) == 3
     assert not two.far.any()
+    # Said of another parcel, it says nothing of these.
+    monkeypatch.setattr(Dock, "rang", lambda _, bell: Unpacked(bell.slot, bell.number ^ 1))
+    for dock, bell in late:
+        two.receiver._inlets[1]._hear(two.packer, bell, dock)
+    with pytest.raises(TimeoutError):
+        two.wait(patience=0.5)
     monkeypatch.undo()
-    for dock, message in late:
-        rang(dock, message)
+    for dock, bell in late:
+        two.receiver._inlets[1]._hear(two.packer, bell, dock)
     ended, _ = two.wait()
     assert ended.fault is None
     assert two.landed
 
 
-def test_a_parcel_that_is_refused_fails_its_write_and_says_why(two: Two) -> None:
-    other = Region(b"far", two.region.address, POOL)
-    inlet = two.receiver.open_inlet(2, f"{two.invitation.agent}-other", [replace(other, pool_id=b"other")])
-    two.sender.open_outlet(1, inlet, [other])
+def test_a_parcel_that_is_refused_fails_its_write_says_why_and_the_next_goes_as_it_is(two: Two) -> None:
+    beside = replace(two.region, address=two.region.address + RUN)
+    two.connect(region=beside)
     ended, _ = two.write()
     assert ended.fault is not None
     assert ended.fault.reason is Reason.TRANSPORT_FAILED
     assert "unpack" in ended.fault.detail
     assert not two.far.any()
-    # All slots failed: what comes next goes as it is, and lands.
-    two.sender.open_outlet(2, two.invitation, [two.region])
-    assert two.write(outlet=2)[0].fault is None
+    two.order = two.order[two.order < COUNT - 1]
+    ended, transfers = two.write()
+    assert (ended.fault, transfers) == (None, 1)
 
 
-def test_where_parcels_fail_the_same_outlet_still_carries_runs_as_they_are(two: Two) -> None:
-    astray = Landing(two.region.address, 4, 1 << 20)
-    wrong = Invitation(two.invitation.agent, two.invitation.metadata, astray)
-    two.sender.open_outlet(1, wrong, [two.region])
-    ended, _ = two.write()
-    assert ended.fault is not None
+def test_who_is_welcomed_to_what_is_not_there_fails_once_and_goes_on_without_parcels(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    welcomes(monkeypatch, Welcome(4096, SLOTS, SLOT_BYTES))
+    two.connect()
+    assert two.write()[0].fault is not None
     assert two.write()[0].fault is None
+    assert two.landed
+
+
+def test_a_sender_that_is_gone_is_answered_in_vain_and_others_are_served(two: Two) -> None:
+    two.connect()
+    runs = two.runs()
+    two.sender.post(Write(7, 1, b"near", b"far", runs))
+    two.sender.cut_outlet(1)
+    assert [each.write_id for each in two.sender.poll()] == [7]
+    other = two.receiver.open_inlet(2, two.agent + "-2", [two.region])
+    two.agent, two.metadata = two.agent + "-2", other
+    two.connect(outlet=2)
+    assert two.write(outlet=2)[1] == 3
     assert two.landed

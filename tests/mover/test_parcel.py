@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from kvpushd.core.runs import Runs
 from kvpushd.mover.transport import parcel
-from kvpushd.mover.transport.parcel import REFUSED, SHORT_BYTES, SLOT_BYTES, SLOTS, Dock, Slots
+from kvpushd.mover.transport.notices import Bell, Unpacked
+from kvpushd.mover.transport.parcel import NUMBER_BITS, SHORT_BYTES, SLOT_BYTES, SLOTS, Dock, Slots
 
 POOL = 8 << 20
-NAME = b"a pool of sixteen"
-HEAD = struct.Struct("<QII32s")
+PLACE = 0x7F00_0000_1000
+HEAD = struct.Struct("<QQQ")
 
 
 def runs(source: object, target: object, length: object) -> Runs:
@@ -32,25 +33,24 @@ class Ends:
         self.near = Slots()
         self.source = np.frombuffer(np.random.default_rng(3).bytes(POOL), np.uint8)
         self.target = np.zeros(POOL, np.uint8)
-        self.dock = Dock({NAME: self.target})
+        self.dock = Dock({PLACE: self.target})
 
-    def carry(self, slot: int, number: int, carried: Runs, name: bytes = NAME) -> None:
+    def carry(self, slot: int, number: int, carried: Runs, place: int = PLACE) -> None:
         """Packs a parcel and lets it land, with no bell."""
-        nbytes = parcel.pack(self.near.slot(slot), number, name, self.source, carried)
+        nbytes = parcel.pack(self.near.slot(slot), number, place, self.source, carried)
         self.dock.slots.slot(slot)[:nbytes] = self.near.slot(slot)[:nbytes]
 
-    def send(self, slot: int, number: int, carried: Runs, name: bytes = NAME) -> int:
-        """The word of the slot after a parcel came and its bell rang."""
-        self.carry(slot, number, carried, name)
-        self.dock.rang(parcel.bell(slot, number))
-        return self.dock.slots.word(slot)
+    def send(self, slot: int, number: int, carried: Runs, place: int = PLACE) -> Unpacked | None:
+        """What is said of a parcel that came and whose bell rang."""
+        self.carry(slot, number, carried, place)
+        return self.dock.rang(Bell(slot, number))
 
 
 def test_a_parcel_lands_in_its_runs_and_its_word_says_so() -> None:
     ends = Ends()
     order = np.random.default_rng(4).permutation(200)
     carried = runs(np.arange(200) * 4096, order * 4096, 4096)
-    assert ends.send(2, 77, carried) == 77
+    assert ends.send(2, 77, carried) == Unpacked(2, 77)
     cells = ends.target.reshape(-1, 4096)
     assert np.array_equal(cells[order], ends.source.reshape(-1, 4096)[:200])
     assert not cells[200:].any()
@@ -67,32 +67,29 @@ def test_parcels_hold_all_runs_once_and_each_has_room_in_a_slot(lengths: list[in
     assert np.concatenate([each.source for each in parcels]).tolist() == at.tolist()
     slot = np.zeros(SLOT_BYTES, np.uint8)
     source = np.zeros(int(sum(lengths)), np.uint8)
-    assert all(parcel.pack(slot, 1, NAME, source, each) <= SLOT_BYTES for each in parcels)
+    assert all(parcel.pack(slot, 1, PLACE, source, each) <= SLOT_BYTES for each in parcels)
 
 
 def test_only_many_short_runs_are_worth_it() -> None:
     many = np.arange(parcel.FEW_RUNS + 1) * SHORT_BYTES
-    assert parcel.worth_packing(NAME, runs(many, many, 4096))
-    assert not parcel.worth_packing(NAME, runs(many[1:], many[1:], 4096))
-    assert not parcel.worth_packing(NAME, runs(many, many, SHORT_BYTES))
-    assert not parcel.worth_packing(NAME * 2, runs(many, many, 4096))
+    assert parcel.worth_packing(runs(many, many, 4096))
+    assert not parcel.worth_packing(runs(many[1:], many[1:], 4096))
+    assert not parcel.worth_packing(runs(many, many, SHORT_BYTES))
 
 
 def test_a_bell_without_its_parcel_unpacks_nothing() -> None:
     ends = Ends()
     ends.carry(0, 5, runs([0], [0], 4096))
-    for bell in (parcel.bell(0, 6), parcel.bell(1, 5), parcel.bell(SLOTS, 5), b"", b"anything", b"x" * 16):
-        ends.dock.rang(bell)
+    for bell in (Bell(0, 6), Bell(1, 5), Bell(SLOTS, 5), Bell((1 << 64) - 1, 5)):
+        assert ends.dock.rang(bell) is None
     assert not ends.target.any()
-    assert [ends.dock.slots.word(slot) for slot in range(SLOTS)] == [0] * SLOTS
 
 
 def test_a_bell_that_rings_twice_unpacks_once() -> None:
     ends = Ends()
-    assert ends.send(0, 5, runs([0], [0], 4096)) == 5
+    assert ends.send(0, 5, runs([0], [0], 4096)) == Unpacked(0, 5)
     ends.target[:] = 0  # the engine's: it uses its block again
-    ends.dock.slots.say(0, 0)  # the peer's: it can write where it may read
-    ends.dock.rang(parcel.bell(0, 5))
+    assert ends.dock.rang(Bell(0, 5)) is None
     assert not ends.target.any()
 
 
@@ -115,38 +112,37 @@ def test_a_parcel_that_leaves_its_pool_or_its_slot_is_refused_and_touches_nothin
     offsets, lengths = wrong
     slot = ends.dock.slots.slot(1)
     slot[:] = 255
-    HEAD.pack_into(slot.data, 0, 9, len(offsets), len(NAME), NAME)
+    HEAD.pack_into(slot.data, 0, 9, PLACE, len(offsets))
     slot[HEAD.size : HEAD.size + 16 * len(offsets)].view(np.int64)[:] = offsets + lengths
-    ends.dock.rang(parcel.bell(1, 9))
-    assert ends.dock.slots.word(1) == 9 | REFUSED
+    assert ends.dock.rang(Bell(1, 9)) == Unpacked(1, 9, refused=True)
     assert not ends.target.any()
 
 
 @pytest.mark.parametrize(
-    ("count", "name"), [(0, NAME), (1 << 31, NAME), (SLOT_BYTES // 16, NAME), (1, b"another"), (1, b"")]
+    ("count", "place"),
+    [(0, PLACE), ((1 << 64) - 1, PLACE), (1 << 60, PLACE), (SLOT_BYTES // 16, PLACE), (1, PLACE + 1), (1, 0)],
 )
-def test_a_parcel_of_nonsense_is_refused_and_touches_nothing(count: int, name: bytes) -> None:
+def test_a_parcel_of_nonsense_is_refused_and_touches_nothing(count: int, place: int) -> None:
     ends = Ends()
     slot = ends.dock.slots.slot(0)
     slot[:] = 1
-    HEAD.pack_into(slot.data, 0, 3, count, len(name), name)
-    ends.dock.rang(parcel.bell(0, 3))
-    assert ends.dock.slots.word(0) == 3 | REFUSED
+    HEAD.pack_into(slot.data, 0, 3, place, count)
+    assert ends.dock.rang(Bell(0, 3)) == Unpacked(0, 3, refused=True)
     assert not ends.target.any()
-    assert ends.send(0, 4, runs([0], [64], 64)) == 4
+    assert ends.send(0, 4, runs([0], [64], 64)) == Unpacked(0, 4)
 
 
-@given(st.binary(max_size=64), st.integers(0, SLOTS - 1), st.integers(1, REFUSED - 1))
+@given(st.binary(max_size=64), st.integers(0, SLOTS - 1), st.integers(0, (1 << NUMBER_BITS) - 1))
 def test_whatever_stands_in_a_slot_no_byte_outside_of_the_pool_is_touched(
     said: bytes, slot: int, number: int
 ) -> None:
     ends = Ends()
     around = np.zeros(POOL + 2 * 4096, np.uint8)
-    ends.dock = Dock({NAME: around[4096:-4096]})
+    ends.dock = Dock({PLACE: around[4096:-4096]})
     there = ends.dock.slots.slot(slot)
     there[:] = 255
     there[: len(said)] = np.frombuffer(said, np.uint8)
-    HEAD.pack_into(there.data, 0, number, 3, len(NAME), NAME)
-    ends.dock.rang(parcel.bell(slot, number))
+    HEAD.pack_into(there.data, 0, number, PLACE, 3)
+    ends.dock.rang(Bell(slot, number))
     assert not around[:4096].any()
     assert not around[-4096:].any()

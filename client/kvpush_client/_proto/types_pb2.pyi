@@ -489,52 +489,19 @@ class Inlet(google.protobuf.message.Message):
     TRANSPORT_FIELD_NUMBER: builtins.int
     AGENT_FIELD_NUMBER: builtins.int
     METADATA_FIELD_NUMBER: builtins.int
-    LANDING_FIELD_NUMBER: builtins.int
     transport: builtins.str
     """The transport, e.g. "nixl-ucx"."""
     agent: builtins.str
     """The agent's name, unique for ever."""
     metadata: builtins.bytes
     """The transport's own description of the agent, opaque."""
-    @property
-    def landing(self) -> global___Landing:
-        """Where short runs that were packed together land. Absent = it takes in none."""
-
     def __init__(
         self,
         *,
         transport: builtins.str = ...,
         agent: builtins.str = ...,
         metadata: builtins.bytes = ...,
-        landing: global___Landing | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["landing", b"landing"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["agent", b"agent", "landing", b"landing", "metadata", b"metadata", "transport", b"transport"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["agent", b"agent", "metadata", b"metadata", "transport", b"transport"]) -> None: ...
 
 global___Inlet = Inlet
-
-@typing.final
-class Landing(google.protobuf.message.Message):
-    """Landing is memory of the receiving mover: slots, one after another, and behind them a word for each."""
-
-    DESCRIPTOR: google.protobuf.descriptor.Descriptor
-
-    ADDRESS_FIELD_NUMBER: builtins.int
-    SLOTS_FIELD_NUMBER: builtins.int
-    SLOT_BYTES_FIELD_NUMBER: builtins.int
-    address: builtins.int
-    """Address of the first slot."""
-    slots: builtins.int
-    """How many slots."""
-    slot_bytes: builtins.int
-    """Bytes of each."""
-    def __init__(
-        self,
-        *,
-        address: builtins.int = ...,
-        slots: builtins.int = ...,
-        slot_bytes: builtins.int = ...,
-    ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "slot_bytes", b"slot_bytes", "slots", b"slots"]) -> None: ...
-
-global___Landing = Landing

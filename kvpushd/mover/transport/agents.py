@@ -38,11 +38,11 @@ class Agents:
         self._bell = select.epoll()
         self._rings: dict[int, weakref.ref[Owner]] = {}
         """By descriptor, whose agent rings it."""
-        bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
+        self._bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
         # NIXL's exceptions have no base but Exception.
         self.errors: tuple[type[Exception], ...] = tuple(
             value
-            for name, value in vars(bindings).items()
+            for name, value in vars(self._bindings).items()
             if name.startswith("nixl") and name.endswith("Error")
         )
 
@@ -59,6 +59,12 @@ class Agents:
                 self._bell.register(descriptor, select.EPOLLIN)
                 self._rings[descriptor] = weakref.ref(owner)
         return agent
+
+    def connection_of(self, agent: Any) -> bytes:
+        """Metadata that says how an agent is reached, and nothing of its memory. Raises NIXL's errors."""
+        nothing = self._bindings.nixlRegDList(self._bindings.DRAM_SEG)
+        found: bytes = agent.get_partial_agent_metadata(nothing, inc_conn_info=True)
+        return found
 
     @property
     def bell(self) -> int:

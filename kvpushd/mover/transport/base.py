@@ -46,28 +46,6 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
-    """Where an inlet takes in parcels (see parcel.py): the address of its slots, how many, how large."""
-
-    address: int
-    slots: int
-    slot_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Invitation:
-    """What an inlet's peer needs to write to it.
-
-    `agent` names the inlet, `metadata` is the fabric's own description of it. Without a `landing` it takes in
-    no parcels.
-    """
-
-    agent: str
-    metadata: bytes
-    landing: Landing | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Write:
     """Byte runs to carry from a registered pool to one behind an outlet, as offsets into the two pools.
 
@@ -140,7 +118,7 @@ class Carrier(Protocol):
 class Transport(Carrier, Protocol):
     """A carrier that leads to other processes, and lets them in."""
 
-    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> Invitation:
+    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """Lets one peer write to some pools; returns what its `open_outlet` needs.
 
         `agent` names the inlet among all that the two sides will ever make. Raises Invalid where the id is
@@ -152,7 +130,7 @@ class Transport(Carrier, Protocol):
         """The fence, see above. An unknown id is closed already."""
         ...
 
-    def open_outlet(self, outlet_id: int, invitation: Invitation, pools: Sequence[Region]) -> None:
+    def open_outlet(self, outlet_id: int, agent: str, metadata: bytes, pools: Sequence[Region]) -> None:
         """Makes another process's inlet a place to write to. Says nothing of whether it is still there.
 
         Raises Invalid where the id is taken or the metadata is not that agent's, TransportFailed where the

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, TransportFailed
-from kvpushd.mover.transport.base import Completion, Handles, Invitation, Region, Write
+from kvpushd.mover.transport.base import Completion, Handles, Region, Write
 from kvpushd.mover.transport.copying import memmove
 
 
@@ -95,7 +95,7 @@ class FakeTransport:
         """Undoes it."""
         self._sources.pop(pool_id, None)
 
-    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> Invitation:
+    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """Names an inlet in the fabric."""
         if inlet_id in self._inlets:
             raise Invalid(f"inlet {inlet_id} is open already: use another id")
@@ -104,7 +104,7 @@ class FakeTransport:
                 raise TransportFailed(f"an agent {agent} exists already: names are for ever")
             self._fabric.inlets[agent] = _Inlet({region.pool_id: region for region in pools})
         self._inlets[inlet_id] = agent
-        return Invitation(agent, agent.encode())
+        return agent.encode()
 
     def close_inlet(self, inlet_id: int) -> None:
         """The lock that landing takes makes it a fence."""
@@ -113,12 +113,11 @@ class FakeTransport:
             with self._fabric.lock:
                 self._fabric.inlets[agent].open = False
 
-    def open_outlet(self, outlet_id: int, invitation: Invitation, pools: Sequence[Region]) -> None:
+    def open_outlet(self, outlet_id: int, agent: str, metadata: bytes, pools: Sequence[Region]) -> None:
         """Remembers it."""
         if outlet_id in self._outlets:
             raise Invalid(f"outlet {outlet_id} is open already: use another id")
-        agent = invitation.agent
-        if invitation.metadata != agent.encode():
+        if metadata != agent.encode():
             raise Invalid(f"the metadata is not that of agent {agent}")
         self._outlets[outlet_id] = _Outlet(agent, {region.pool_id: region.address for region in pools})
 

@@ -20,7 +20,7 @@ from kvpush_client.events import Fault, Reason
 from kvpushd.errors import ConfigError, Invalid, TransportFailed
 from kvpushd.mover.transport import descriptors
 from kvpushd.mover.transport.agents import Agents, register
-from kvpushd.mover.transport.base import Completion, Handles, Invitation, Region, Write
+from kvpushd.mover.transport.base import Completion, Handles, Region, Write
 from kvpushd.mover.transport.inlet import Inlet
 from kvpushd.mover.transport.outlet import Outlet
 
@@ -79,7 +79,7 @@ class NixlTransport:
         for outlet in self._outlets.values():
             outlet.deregister(pool_id)
 
-    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> Invitation:
+    def open_inlet(self, inlet_id: int, agent: str, pools: Sequence[Region]) -> bytes:
         """Makes a receiving agent and registers the pools with it."""
         if inlet_id in self._inlets:
             raise Invalid(f"inlet {inlet_id} is open already: use another id")
@@ -89,7 +89,7 @@ class NixlTransport:
             detail = f"NIXL can't make the receiving agent {agent}: {error}{descriptors.shortage()}"
             raise TransportFailed(detail) from error
         self._inlets[inlet_id] = inlet
-        return inlet.invitation
+        return inlet.metadata
 
     def close_inlet(self, inlet_id: int) -> None:
         """Destroys the receiving agent, here and now."""
@@ -97,7 +97,7 @@ class NixlTransport:
         if inlet is not None:
             inlet.close()
 
-    def open_outlet(self, outlet_id: int, invitation: Invitation, pools: Sequence[Region]) -> None:
+    def open_outlet(self, outlet_id: int, agent: str, metadata: bytes, pools: Sequence[Region]) -> None:
         """Makes a sending agent, loads the metadata and begins to connect."""
         if outlet_id in self._outlets:
             raise Invalid(f"outlet {outlet_id} is open already: use another id")
@@ -108,12 +108,12 @@ class NixlTransport:
             for region, _ in self._sources.values():
                 outlet.register(region)
             doing = "read the metadata"
-            outlet.invite(invitation, {region.pool_id: region.address for region in pools}, self._packs)
+            outlet.meet(agent, metadata, {region.pool_id: region.address for region in pools})
             doing = "connect"
-            outlet.connect()
+            outlet.connect(self._packs)
         except self._agents.errors as error:
             raise TransportFailed(
-                f"NIXL can't {doing} for agent {invitation.agent}: {error}{descriptors.shortage()}"
+                f"NIXL can't {doing} for agent {agent}: {error}{descriptors.shortage()}"
             ) from error
         self._outlets[outlet_id] = outlet
 

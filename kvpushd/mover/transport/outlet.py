@@ -12,9 +12,11 @@ from kvpush_client.events import Fault, Reason
 from kvpushd.core.runs import Runs
 from kvpushd.errors import Invalid, TransportFailed
 from kvpushd.memory.host import bytes_at
+from kvpushd.mover.transport import notices
 from kvpushd.mover.transport.agents import Agents, register
-from kvpushd.mover.transport.base import Completion, Invitation, Region, Write
-from kvpushd.mover.transport.parcel import fits, worth_packing
+from kvpushd.mover.transport.base import Completion, Region, Write
+from kvpushd.mover.transport.notices import Hello, Unpacked, Welcome
+from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, worth_packing
 from kvpushd.mover.transport.parts import PART_RUNS, parts_of
 from kvpushd.mover.transport.staging import Staging
 from kvpushd.mover.transport.transfer import Transfer, rows
@@ -84,9 +86,11 @@ class Outlet:
         """The name of the receiving one."""
         self.closing = False
         self.ended: list[Completion] = []
+        self._agents = agents
         self._errors = agents.errors
         self._sender = agents.make(name, self)
         self._targets: dict[bytes, int] = {}
+        self._token = b""
         self._sources: dict[bytes, Any] = {}
         """What is registered with the sender."""
         self._writes: dict[int, _InFlight] = {}
@@ -97,25 +101,26 @@ class Outlet:
         self._packs = False
         """Whether what is posted now goes as parcels."""
 
-    def invite(self, invitation: Invitation, targets: dict[bytes, int], packs: bool) -> None:
-        """Names the receiving agent, and the addresses of the pools behind it. With `packs` short runs go as
-        parcels, where it takes them in.
+    def meet(self, agent: str, metadata: bytes, targets: dict[bytes, int]) -> None:
+        """Names the receiving agent, and the addresses of the pools behind it.
 
         Raises Invalid where the metadata is of another agent, NIXL's errors where it is of none.
         """
-        loaded = self._sender.add_remote_agent(invitation.metadata)
+        loaded = self._sender.add_remote_agent(metadata)
         name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
-        if name != invitation.agent:
-            raise Invalid(f"the metadata is of agent {name}, expected {invitation.agent}")
-        self.agent, self._targets = name, targets
-        landing = invitation.landing
-        if packs and landing is not None and fits(landing):
-            self._staging = Staging(self._sender, name, landing, self._errors)
-            self._packs = True
+        if name != agent:
+            raise Invalid(f"the metadata is of agent {name}, expected {agent}")
+        self.agent, self._targets, self._token = name, targets, notices.token_of(metadata)
 
-    def connect(self) -> None:
-        """Begins to connect, before the first write would. Raises NIXL's errors."""
+    def connect(self, packs: bool) -> None:
+        """Begins to connect, before the first write would; with `packs`, asks whether parcels are taken in.
+
+        Raises NIXL's errors.
+        """
         self._sender.make_connection(self.agent)
+        if packs:
+            hello = Hello(self._token, self._agents.connection_of(self._sender))
+            self._sender.send_notif(self.agent, bytes(hello))
 
     def register(self, region: Region) -> None:
         """Makes a pool a possible source. Raises NIXL's errors."""
@@ -152,8 +157,23 @@ class Outlet:
         return len(self._sources) + (self._staging is not None)
 
     def progress(self) -> None:
-        """Takes in what the agent is told."""
-        self._sender.get_new_notifs()
+        """Takes in what the agent is told. Raises NIXL's errors."""
+        for messages in self._sender.get_new_notifs().values():
+            for message in messages:
+                notice = notices.read(message)
+                if isinstance(notice, Unpacked) and self._staging is not None:
+                    self._staging.hear(notice)
+                elif isinstance(notice, Welcome) and self._staging is None:
+                    self._is_welcome(notice)
+
+    def _is_welcome(self, welcome: Welcome) -> None:
+        if (welcome.slots, welcome.slot_bytes) != (SLOTS, SLOT_BYTES):
+            return
+        try:
+            self._staging = Staging(self._sender, self.agent, welcome.address, self._errors)
+        except self._errors:
+            return  # memory is short: what would be packed goes as it is
+        self._packs = True
 
     def post(self, write: Write, source: Region) -> None:
         """Begins the write, or lets it wait for those that were posted before it.
@@ -162,7 +182,7 @@ class Outlet:
         """
         if write.target_pool not in self._targets:
             raise Invalid(f"pool {write.target_pool.hex()} is not behind outlet {write.outlet_id}")
-        packs = self._packs and not write.back and worth_packing(write.target_pool, write.runs)
+        packs = self._packs and not write.back and worth_packing(write.runs)
         plain, parcels = parts_of(write.runs, packs)
         flight = _InFlight(write, source, self._targets[write.target_pool], plain, parcels)
         self._writes[write.write_id] = flight
@@ -171,6 +191,8 @@ class Outlet:
     def moved_on(self) -> bool:
         """Whether some of what is under way was found to be over; begins what comes next."""
         moved = False
+        if self._staging is not None and self._staging.is_waiting:
+            self.progress()
         for under_way in list(self._under_way):
             write_id, part = under_way
             flight = self._writes[write_id]
@@ -214,7 +236,7 @@ class Outlet:
         """Begins another part of a write, if there is room for it. Raises NIXL's errors."""
         if flight.parcels and self._staging is not None and self._staging.has_room:
             source = bytes_at(flight.source.address, flight.source.nbytes)
-            return self._staging.send(flight.write.target_pool, source, flight.parcels.popleft())
+            return self._staging.send(flight.target, source, flight.parcels.popleft())
         if not flight.plain:
             return None
         runs = flight.plain[0]
