@@ -185,20 +185,20 @@ def test_a_hello_from_nonsense_or_from_another_agent_is_no_packer(
 
 def test_a_write_ends_only_once_its_parcels_are_unpacked(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.connect()
-    late: list[tuple[Dock, Bell]] = []
-    monkeypatch.setattr(Dock, "rang", lambda dock, bell: late.append((dock, bell)))
+    late: dict[Bell, Dock] = {}
+    monkeypatch.setattr(Dock, "rang", lambda dock, bell: late.update({bell: dock}))
     with pytest.raises(TimeoutError):
         two.write(patience=1.0)
     assert len(late) == 3
     assert not two.far.any()
     # Said of another parcel, it says nothing of these.
     monkeypatch.setattr(Dock, "rang", lambda _, bell: Unpacked(bell.slot, bell.number ^ 1))
-    for dock, bell in late:
+    for bell, dock in late.items():
         two.receiver._inlets[1]._hear(two.packer, bell, dock)
     with pytest.raises(TimeoutError):
         two.wait(patience=0.5)
     monkeypatch.undo()
-    for dock, bell in late:
+    for bell, dock in late.items():
         two.receiver._inlets[1]._hear(two.packer, bell, dock)
     ended, _ = two.wait()
     assert ended.fault is None

@@ -89,7 +89,7 @@ def test_a_bell_that_rings_twice_unpacks_once() -> None:
     ends = Ends()
     assert ends.send(0, 5, runs([0], [0], 4096)) == Unpacked(0, 5)
     ends.target[:] = 0  # the engine's: it uses its block again
-    assert ends.dock.rang(Bell(0, 5)) is None
+    assert ends.dock.rang(Bell(0, 5)) == Unpacked(0, 5)
     assert not ends.target.any()
 
 

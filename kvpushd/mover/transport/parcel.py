@@ -108,21 +108,27 @@ class Dock:
         """`pools` are found by the addresses that the sender knows them by."""
         self.slots = Slots()
         self._pools = pools
-        self._last: list[int | None] = [None] * SLOTS
+        self._last: list[Unpacked | None] = [None] * SLOTS
+        """What was said of the parcels that were found in the slots."""
 
     def rang(self, bell: Bell) -> Unpacked | None:
-        """Unpacks the parcel that a bell was rung for; None where it is not there, or was unpacked before."""
+        """Unpacks the parcel that a bell was rung for, once; None where there is no such parcel."""
         if bell.slot >= SLOTS:
             return None
+        last = self._last[bell.slot]
+        if last is not None and last.number == bell.number:
+            return last
         slot = self.slots.slot(bell.slot)
-        if _HEAD.unpack_from(slot.data)[0] != bell.number or bell.number == self._last[bell.slot]:
+        if _HEAD.unpack_from(slot.data)[0] != bell.number:
             return None
-        self._last[bell.slot] = bell.number
         try:
             self._unpack(slot)
         except Invalid:
-            return Unpacked(bell.slot, bell.number, refused=True)
-        return Unpacked(bell.slot, bell.number)
+            said = Unpacked(bell.slot, bell.number, refused=True)
+        else:
+            said = Unpacked(bell.slot, bell.number)
+        self._last[bell.slot] = said
+        return said
 
     def _unpack(self, slot: Bytes) -> None:
         """Raises Invalid, and touches no pool, where a run is not inside of its pool or of the slot."""

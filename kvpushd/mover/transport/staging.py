@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,10 @@ from kvpushd.mover.transport.agents import register
 from kvpushd.mover.transport.notices import Bell, Unpacked
 from kvpushd.mover.transport.parcel import NUMBER_BITS, SLOT_BYTES, SLOTS, Slots, pack
 from kvpushd.mover.transport.transfer import Errors, Transfer, rows
+
+RING_SECONDS = 0.05
+"""After which a bell is rung again. A receiver that is gone ends no write of a parcel that has come to it:
+only what is sent to it then shows that it is gone."""
 
 
 class Staging:
@@ -52,33 +57,34 @@ class Staging:
         Raises NIXL's errors.
         """
         slot = self._free.pop(0)
-        number = secrets.randbits(NUMBER_BITS)
-        nbytes = pack(self._slots.slot(slot), number, pool, source, runs)
+        bell = Bell(slot, secrets.randbits(NUMBER_BITS))
+        nbytes = pack(self._slots.slot(slot), bell.number, pool, source, runs)
         near, far = (_row(at + slot * SLOT_BYTES, nbytes) for at in (self._slots.address, self._landing))
-        bell = bytes(Bell(slot, number))
-        write = Transfer(self._sender, self._agent, "WRITE", near, far, self._errors, bell)
+        write = Transfer(self._sender, self._agent, "WRITE", near, far, self._errors, bytes(bell))
         self._said.pop(slot, None)
         try:
             write.begin()
         except self._errors:
             write.release()
             raise
-        return Parcel(self, slot, number, write)
+        return Parcel(self, bell, write)
 
     def hear(self, said: Unpacked) -> None:
         """What the receiver says of a parcel."""
         if said.slot < SLOTS:
             self._said[said.slot] = said
 
-    def unpacked(self, slot: int, number: int) -> bool:
-        """Whether a parcel is known to be. Raises TransportFailed where it was refused."""
-        said = self._said.get(slot)
-        if said is None or said.number != number:
-            return False
-        if said.refused:
-            raise TransportFailed("the receiver can't unpack what was packed for it")
+    def said(self, slot: int) -> Unpacked | None:
+        """What it said last of the parcel in a slot."""
+        return self._said.get(slot)
+
+    def ring(self, bell: Bell) -> None:
+        """Rings a bell once more. Raises NIXL's errors: here, if not before, it is seen that nobody hears."""
+        self._sender.send_notif(self._agent, bytes(bell))
+
+    def give_back(self, slot: int) -> None:
+        """What was in it is unpacked."""
         self._free.append(slot)
-        return True
 
 
 class Parcel:
@@ -86,17 +92,30 @@ class Parcel:
 
     runs = 1
 
-    def __init__(self, staging: Staging, slot: int, number: int, write: Transfer) -> None:
+    def __init__(self, staging: Staging, bell: Bell, write: Transfer) -> None:
         self._staging = staging
-        self._slot = slot
-        self._number = number
+        self._bell = bell
         self._write = write
-        self._written = False
+        self._rang: float | None = None
+        """When the bell rang last."""
 
     def over(self) -> bool:
         """Whether all of it is in its pool. Raises NIXL's errors, TransportFailed where it was refused."""
-        self._written = self._written or self._write.ended
-        return self._written and self._staging.unpacked(self._slot, self._number)
+        now = time.monotonic()
+        if self._rang is None:
+            if not self._write.ended:
+                return False
+            self._rang = now
+        said = self._staging.said(self._bell.slot)
+        if said is None or said.number != self._bell.number:
+            if now - self._rang > RING_SECONDS:
+                self._rang = now
+                self._staging.ring(self._bell)
+            return False
+        if said.refused:
+            raise TransportFailed("the receiver can't unpack what was packed for it")
+        self._staging.give_back(self._bell.slot)
+        return True
 
     def release(self) -> None:
         """Lets go of what NIXL holds for it."""
