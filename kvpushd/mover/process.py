@@ -25,11 +25,11 @@ from kvpushd.mover.transport.base import Carrier
 from kvpushd.mover.transport.corrupt import WRONG_BYTES, Corrupting
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.transport.nixl import NixlTransport
-from kvpushd.mover.verify import SAMPLED, SCRATCH_BYTES, Verifying
+from kvpushd.mover.verify import SAMPLED, Verifying
 
 FAULTS = ("corrupt-writes",)
 VERIFY = {"off": 0, "sample": SAMPLED, "all": 1}
-"""Of how many writes one is read back; 0 = none."""
+"""Of how many writes one is inspected; 0 = none."""
 
 SPARE, MOVER = b"kvpushd-spare", b"kvpushd-mover"
 """What the process is called in ps and top, once it stands by, and once it was told to begin."""
@@ -52,7 +52,7 @@ def main(
     parser.add_argument("--fd", type=int, required=True, help="the link's descriptor, inherited")
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
     parser.add_argument("--agent", required=True, help="name of the sending agent, unique for ever")
-    parser.add_argument("--verify", choices=VERIFY, default="off", help="read back what has landed")
+    parser.add_argument("--verify", choices=VERIFY, default="off", help="check what has landed")
     parser.add_argument("--fault", choices=FAULTS, help="damage what is carried, to test who checks it")
     options = parser.parse_args(argv)
     _settle(options.parent)
@@ -148,7 +148,5 @@ def _build(agent: str, fault: str | None, lanes: Lanes, verify_every: int) -> Mo
     if fault is not None:
         local, outgoing = (Corrupting(carrier, anonymous(WRONG_BYTES)) for carrier in (local, outgoing))
     if verify_every:
-        local, outgoing = (
-            Verifying(carrier, anonymous(SCRATCH_BYTES), verify_every) for carrier in (local, outgoing)
-        )
+        local, outgoing = (Verifying(carrier, verify_every) for carrier in (local, outgoing))
     return Mover(local, transport, outgoing=outgoing, lanes=lanes.names)

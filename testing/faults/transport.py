@@ -87,6 +87,11 @@ class FaultyCarrier:
         self._doubled[write.write_id] = None
         return replace(write, write_id=write.write_id + TWICE)
 
+    def inspect(self, write: Write) -> None:
+        """As the inner carrier."""
+        self._outlets[write.write_id] = write.outlet_id
+        self._inner.inspect(write)
+
     def poll(self) -> list[Completion]:
         """As the inner carrier."""
         ended, self._ended = self._ended, []

@@ -85,6 +85,23 @@ def test_a_way_that_is_cut_ends_its_writes_nothing_reads_their_source_and_other_
     asyncio.run(scene())
 
 
+def test_a_receiver_outlives_a_sender_that_is_cut_off_while_it_verifies() -> None:
+    async def scene() -> None:
+        async with way("nixl", CUT, ucx_tls="tcp,self", verify="all") as it:
+            for pause in (0.0, 0.004, 0.016):
+                writes = [it.post(EVERY, SHUFFLED) for _ in range(4)]
+                assert (await soon(writes[0])).fault is None
+                await asyncio.sleep(pause)
+                os.kill(it.receiver.pid, signal.SIGSTOP)
+                it.sender.close_outlet(it.outlet, now=True)
+                await soon(asyncio.gather(*writes))
+                os.kill(it.receiver.pid, signal.SIGCONT)
+                it.outlet = await it.connect()
+                assert (await it.write([0], [0])).fault is None
+
+    asyncio.run(scene())
+
+
 @TLS
 @TO
 def test_nothing_lands_from_a_sender_that_writes_on_and_on(tls: str, to: list[int]) -> None:

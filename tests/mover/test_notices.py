@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpushd.mover.transport import notices
-from kvpushd.mover.transport.notices import Bell, Hello, Notice, Unpacked, Welcome
+from kvpushd.mover.transport.notices import Added, Bell, Hello, Inspect, Notice, Unpacked, Welcome
 
 words = st.integers(0, (1 << 64) - 1)
 every_notice = st.one_of(
@@ -16,6 +16,8 @@ every_notice = st.one_of(
     st.builds(Welcome, words, words, words),
     st.builds(Bell, words, words),
     st.builds(Unpacked, words, words, st.booleans()),
+    st.builds(Inspect, words, words, st.binary(min_size=1)),
+    st.builds(Added, words, words),
 )
 
 
@@ -25,11 +27,12 @@ def test_a_notice_is_read_as_it_was_written(notice: Notice) -> None:
 
 
 @given(every_notice, st.data())
-def test_what_is_cut_short_or_too_long_is_none_or_a_hello(notice: Notice, data: st.DataObject) -> None:
+def test_what_is_cut_short_or_too_long_is_none_or_has_another_length(
+    notice: Notice, data: st.DataObject
+) -> None:
     said = bytes(notice)
-    cut = said[: data.draw(st.integers(0, len(said) - 1))]
-    for wrong in (cut, *([] if isinstance(notice, Hello) else [said + b"x"])):
-        assert notices.read(wrong) is None or isinstance(notice, Hello)
+    for wrong in (said[: data.draw(st.integers(0, len(said) - 1))], said + b"x"):
+        assert notices.read(wrong) is None or isinstance(notice, Hello | Inspect)
 
 
 @given(st.binary())

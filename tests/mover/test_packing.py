@@ -63,7 +63,7 @@ class Two:
     @property
     def packer(self) -> str:
         """The agent that packs for the inlet."""
-        return self.receiver._inlets[1]._packer
+        return self.receiver._inlets[1]._met[0]
 
     def wait(self, patience: float = 60.0) -> tuple[Completion, int]:
         """The same of the write under way."""
@@ -185,21 +185,21 @@ def test_a_hello_from_nonsense_or_from_another_agent_is_no_packer(
 
 def test_a_write_ends_only_once_its_parcels_are_unpacked(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.connect()
-    late: dict[Bell, Dock] = {}
-    monkeypatch.setattr(Dock, "rang", lambda dock, bell: late.update({bell: dock}))
+    late: dict[Bell, None] = {}
+    monkeypatch.setattr(Dock, "rang", lambda _, bell: late.setdefault(bell))
     with pytest.raises(TimeoutError):
         two.write(patience=1.0)
     assert len(late) == 3
     assert not two.far.any()
     # Said of another parcel, it says nothing of these.
     monkeypatch.setattr(Dock, "rang", lambda _, bell: Unpacked(bell.slot, bell.number ^ 1))
-    for bell, dock in late.items():
-        two.receiver._inlets[1]._hear(two.packer, bell, dock)
+    for bell in late:
+        two.receiver._inlets[1]._hear(two.packer, bell)
     with pytest.raises(TimeoutError):
         two.wait(patience=0.5)
     monkeypatch.undo()
-    for bell, dock in late.items():
-        two.receiver._inlets[1]._hear(two.packer, bell, dock)
+    for bell in late:
+        two.receiver._inlets[1]._hear(two.packer, bell)
     ended, _ = two.wait()
     assert ended.fault is None
     assert two.landed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which writes are read back, what that costs, and what is said of one that is not what was sent."""
+"""Which writes are inspected, how much at a time, and what is said of one that is not what was sent."""
 
 from __future__ import annotations
 
@@ -15,41 +15,48 @@ from kvpush_client.events import Reason
 from kvpushd.core.runs import Runs
 from kvpushd.memory.host import anonymous
 from kvpushd.mover.process import VERIFY
-from kvpushd.mover.transport.base import LOCAL_OUTLET, Completion, Region, Write
+from kvpushd.mover.transport.base import (
+    INSPECTED_BYTES,
+    INSPECTED_RUNS,
+    LOCAL_OUTLET,
+    Completion,
+    Region,
+    Write,
+)
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.verify import SAMPLED, Verifying
 
 SLOT = 4096
 SLOTS = 64
-SCRATCH_BYTES = 10_000
-"""No multiple of a slot: pieces end within runs."""
 
 
 class Watched(LocalCarrier):
-    """Damages what some writes have landed, and counts what is read back."""
+    """Damages what some writes have landed, and counts what is inspected."""
 
     def __init__(self) -> None:
         super().__init__()
         self.damages: set[int] = set()
-        self.read: list[int] = []
-        self.reading = self.most_reading = 0
+        self.inspected: list[tuple[int, int]] = []
+        """Runs and bytes of each inspection."""
+        self.inspecting = self.most_inspecting = 0
         self._forth: dict[int, Write] = {}
 
     def post(self, write: Write) -> None:
         super().post(write)
-        if write.back:
-            self.read.append(int(write.runs.length.sum()))
-            self.reading += 1
-            self.most_reading = max(self.most_reading, self.reading)
-        else:
-            self._forth[write.write_id] = write
+        self._forth[write.write_id] = write
+
+    def inspect(self, write: Write) -> None:
+        super().inspect(write)
+        self.inspected.append((len(write.runs.length), int(write.runs.length.sum())))
+        self.inspecting += 1
+        self.most_inspecting = max(self.most_inspecting, self.inspecting)
 
     def poll(self) -> list[Completion]:
         done = super().poll()
         for completion in done:
             write = self._forth.pop(completion.write_id, None)
             if write is None:
-                self.reading -= 1
+                self.inspecting -= 1
             elif write.write_id in self.damages:
                 last = int(write.runs.target[-1] + write.runs.length[-1]) - 1
                 at = self._regions[write.target_pool].address + last
@@ -60,20 +67,20 @@ class Watched(LocalCarrier):
 class Carried:
     """Two pools, and writes between them that are verified, one of `every`."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, slots: int = SLOTS) -> None:
         self.inner = Watched()
-        self.verifying = Verifying(self.inner, anonymous(SCRATCH_BYTES), every)
-        self._pools = [anonymous(SLOT * SLOTS) for _ in range(2)]
+        self.verifying = Verifying(self.inner, every)
+        self._pools = [anonymous(SLOT * slots) for _ in range(2)]
         np.frombuffer(self._pools[0].view, np.uint8)[:] = np.random.default_rng(1).integers(
-            0, 256, SLOT * SLOTS, np.uint8
+            0, 256, SLOT * slots, np.uint8
         )
         for name, pool in zip((b"a", b"b"), self._pools, strict=True):
             self.verifying.register(Region(name, pool.address, pool.nbytes))
 
-    def post(self, write_id: int, slots: int) -> None:
-        """A write of so many slots."""
-        at = np.arange(slots, dtype=np.int64) * SLOT
-        runs = Runs(source=at, target=at[::-1].copy(), length=np.full(slots, SLOT, np.int64))
+    def post(self, write_id: int, slots: int, length: int = SLOT) -> None:
+        """A write of so many slots, in runs of a length."""
+        at = np.arange(slots * SLOT // length, dtype=np.int64) * length
+        runs = Runs(source=at, target=at[::-1].copy(), length=np.full(len(at), length, np.int64))
         self.verifying.post(Write(write_id, LOCAL_OUTLET, b"a", b"b", runs))
 
     def ends(self) -> list[tuple[int, Reason | None]]:
@@ -94,21 +101,28 @@ class Carried:
         return reasons
 
 
-def test_a_sample_reads_back_one_write_of_sixteen_and_each_of_its_bytes_once() -> None:
+def test_a_sample_inspects_one_write_of_sixteen_and_each_of_its_bytes_once() -> None:
     it = Carried(VERIFY["sample"])
     assert set(it.one_by_one(10 * SAMPLED, slots=5)) == {None}
-    assert sum(it.inner.read) == 10 * 5 * SLOT
+    assert sum(nbytes for _, nbytes in it.inner.inspected) == 10 * 5 * SLOT
     assert SAMPLED == 16, "as the settings and docs/failures.md say"
 
 
-def test_what_is_read_back_at_a_time_has_a_bound_however_large_and_many_the_writes_are() -> None:
-    it = Carried(VERIFY["all"])
+@pytest.mark.parametrize(
+    ("slots", "length", "most"), [(4800, 2400 * SLOT, INSPECTED_BYTES), (300, 256, INSPECTED_RUNS * 256)]
+)
+def test_what_is_inspected_at_a_time_has_a_bound_however_large_and_many_the_writes_are(
+    slots: int, length: int, most: int
+) -> None:
+    it = Carried(VERIFY["all"], slots)
     for write_id in range(4):
-        it.post(write_id, SLOTS)
+        it.post(write_id, slots, length)
     assert sorted(it.ends()) == [(write_id, None) for write_id in range(4)]
-    assert sum(it.inner.read) == 4 * SLOTS * SLOT
-    assert max(it.inner.read) == SCRATCH_BYTES
-    assert it.inner.most_reading == 1
+    runs, nbytes = zip(*it.inner.inspected, strict=True)
+    assert sum(nbytes) == 4 * slots * SLOT
+    assert max(nbytes) == most
+    assert max(runs) <= INSPECTED_RUNS
+    assert it.inner.most_inspecting == 1
 
 
 def test_damage_is_found_in_the_writes_of_the_sample_and_in_no_other() -> None:

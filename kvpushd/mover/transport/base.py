@@ -34,6 +34,9 @@ from kvpush_client.events import Fault
 from kvpushd.core.runs import Runs
 
 LOCAL_OUTLET = 0
+INSPECTED_RUNS = 512
+INSPECTED_BYTES = 8 << 20
+"""Of one inspection: so that what is said of it is short, and it takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,7 @@ class Region:
 class Write:
     """Byte runs to carry from a registered pool to one behind an outlet, as offsets into the two pools.
 
-    With `back` they go the other way, from behind the outlet into the registered pool. The caller has checked
-    that they lie inside both. At least one run.
+    The caller has checked that they lie inside both. At least one run.
     """
 
     write_id: int
@@ -58,7 +60,6 @@ class Write:
     source_pool: bytes
     target_pool: bytes
     runs: Runs
-    back: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,14 @@ class Carrier(Protocol):
         """Begins a write. Never raises for what is wrong with the way: that ends the write, by `poll`.
 
         Raises Invalid, and takes nothing, where the outlet or a pool was never named here.
+        """
+        ...
+
+    def inspect(self, write: Write) -> None:
+        """Begins to compare what a write has landed with what it carried, as checksums or byte by byte.
+
+        It ends as a write does, by a completion with the write's id, whose fault says CORRUPTED where they
+        differ. At most INSPECTED_RUNS runs and INSPECTED_BYTES bytes. Raises Invalid as `post` does.
         """
         ...
 

@@ -48,8 +48,11 @@ class Corrupting:
     def post(self, write: Write) -> None:
         """As the inner carrier."""
         self._inner.post(write)
-        if not write.back:
-            self._posted[write.write_id] = write
+        self._posted[write.write_id] = write
+
+    def inspect(self, write: Write) -> None:
+        """As the inner carrier."""
+        self._inner.inspect(write)
 
     def poll(self) -> list[Completion]:
         """As the inner carrier; what landed is held back until its wrong bytes have landed too."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, TransportFailed
 from kvpushd.mover.transport.base import Completion, Handles, Region, Write
+from kvpushd.mover.transport.checksum import differs
 from kvpushd.mover.transport.copying import memmove
 
 
@@ -34,6 +36,7 @@ class _InFlight:
     write: Write
     polls: int
     fault: Fault | None = field(default=None)
+    inspects: bool = False
 
 
 class FakeFabric:
@@ -154,6 +157,11 @@ class FakeTransport:
         outlet.writes += 1
         self._writes[write.write_id] = flight
 
+    def inspect(self, write: Write) -> None:
+        """Queues an inspection, as a write."""
+        self.post(write)
+        self._writes[write.write_id].inspects = True
+
     def poll(self) -> list[Completion]:
         """Lands what is due."""
         done = []
@@ -167,7 +175,7 @@ class FakeTransport:
                 elif self._fabric.hanging or flight.polls >= 0:
                     continue
                 elif flight.fault is None:
-                    self._land(flight.write, outlet)
+                    flight.fault = self._land(flight, outlet)
                 done.append(Completion(write_id, flight.fault))
         for completion in done:
             flight = self._writes.pop(completion.write_id)
@@ -206,14 +214,15 @@ class FakeTransport:
         self._outlets.clear()
         self._sources.clear()
 
-    def _land(self, write: Write, outlet: _Outlet) -> None:
-        source = self._sources[write.source_pool].address
-        target = outlet.addresses[write.target_pool]
-        runs = zip(
-            write.runs.source.tolist(), write.runs.target.tolist(), write.runs.length.tolist(), strict=True
-        )
-        for begin, to, length in runs:
-            if write.back:
-                self._copy(source + begin, target + to, length)
-            else:
-                self._copy(target + to, source + begin, length)
+    def _land(self, flight: _InFlight, outlet: _Outlet) -> Fault | None:
+        """Copies, or compares."""
+        runs = flight.write.runs
+        source = self._sources[flight.write.source_pool].address
+        target = outlet.addresses[flight.write.target_pool]
+        sources, targets = (runs.source + source).tolist(), (runs.target + target).tolist()
+        for begin, to, length in zip(sources, targets, runs.length.tolist(), strict=True):
+            if not flight.inspects:
+                self._copy(to, begin, length)
+            elif ctypes.string_at(to, length) != ctypes.string_at(begin, length):
+                return differs(runs)
+        return None

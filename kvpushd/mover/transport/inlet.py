@@ -9,8 +9,12 @@ from kvpushd.memory.host import bytes_at
 from kvpushd.mover.transport import notices
 from kvpushd.mover.transport.agents import Agents, register
 from kvpushd.mover.transport.base import Region
-from kvpushd.mover.transport.notices import Bell, Hello, Notice, Welcome
+from kvpushd.mover.transport.inspection import inspected
+from kvpushd.mover.transport.notices import Bell, Hello, Inspect, Notice, Welcome
 from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, Dock
+
+MOST_MET = 8
+"""Agents of one peer: a mover's, and those of the ones that come after it."""
 
 
 class Inlet:
@@ -21,11 +25,12 @@ class Inlet:
         self._errors = agents.errors
         self._agent = agents.make(name, self)
         self._dock: Dock | None = None
-        self._packer = ""
-        """The one agent that packs for the dock."""
+        self._pools = {pool.address: bytes_at(pool.address, pool.nbytes) for pool in pools}
+        self._met: list[str] = []
+        """The agents that are answered. The first one packs for the dock."""
         regions = [(pool.address, pool.nbytes) for pool in pools]
         if packs:
-            self._dock = Dock({pool.address: bytes_at(pool.address, pool.nbytes) for pool in pools})
+            self._dock = Dock(self._pools)
             regions.append((self._dock.slots.address, self._dock.slots.nbytes))
         for address, nbytes in regions:
             register(self._agent, address, nbytes)
@@ -34,37 +39,52 @@ class Inlet:
         """What a sender needs to write to it."""
 
     def progress(self) -> None:
-        """Takes in what has come, and unpacks what is a parcel."""
+        """Takes in what has come, unpacks what is a parcel, and answers."""
         for sender, messages in self._agent.get_new_notifs().items():
-            for message in messages:
-                notice = notices.read(message)
-                if notice is not None and self._dock is not None:
-                    self._hear(sender, notice, self._dock)
+            inspects = 0
+            for notice in map(notices.read, messages):
+                if isinstance(notice, Inspect):
+                    # One is asked for at a time: who asks for more does not keep the mover from others.
+                    inspects += 1
+                    if inspects > 1:
+                        continue
+                try:
+                    self._hear(sender, notice)
+                except self._errors:
+                    # Who can't be answered waits in vain, and is cut off.
+                    continue
 
     def close(self) -> None:
         """Destroys the agent, to which nothing else refers, and then what parcels came to."""
         self._agent = None
         self._dock = None
+        self._pools = {}
 
-    def _hear(self, sender: str, notice: Notice, dock: Dock) -> None:
-        try:
-            if isinstance(notice, Hello) and not self._packer:
-                self._meet(sender, notice, dock)
-            elif isinstance(notice, Bell) and sender == self._packer:
-                unpacked = dock.rang(notice)
-                if unpacked is not None:
-                    self._agent.send_notif(sender, bytes(unpacked))
-        except self._errors:
-            # Who can't be answered waits in vain, and is cut off.
-            return
+    def _hear(self, sender: str, notice: Notice | None) -> None:
+        """Raises NIXL's errors."""
+        answer: Notice | None = None
+        match notice:
+            case Hello():
+                answer = self._meet(sender, notice)
+            case Bell() if self._dock is not None and self._met[:1] == [sender]:
+                answer = self._dock.rang(notice)
+            case Inspect() if sender in self._met:
+                answer = inspected(notice, self._pools)
+        if answer is not None:
+            self._agent.send_notif(sender, bytes(answer))
 
-    def _meet(self, sender: str, hello: Hello, dock: Dock) -> None:
-        """Answers the one that packs for this dock from now on. Raises NIXL's errors."""
-        if hello.token != notices.token_of(self.metadata):
-            return
+    def _meet(self, sender: str, hello: Hello) -> Welcome | None:
+        """Lets an agent that has the token be answered; the first one is welcome to the dock."""
+        if (
+            hello.token != notices.token_of(self.metadata)
+            or sender in self._met
+            or len(self._met) >= MOST_MET
+        ):
+            return None
         loaded = self._agent.add_remote_agent(hello.metadata)
         if (loaded.decode() if isinstance(loaded, bytes) else loaded) != sender:
-            return
-        self._packer = sender
-        welcome = Welcome(dock.slots.address, SLOTS, SLOT_BYTES)
-        self._agent.send_notif(sender, bytes(welcome))
+            return None
+        self._met.append(sender)
+        if self._dock is None or len(self._met) > 1:
+            return None
+        return Welcome(self._dock.slots.address, SLOTS, SLOT_BYTES)

@@ -138,6 +138,17 @@ class NixlTransport:
 
     def post(self, write: Write) -> None:
         """Begins the write, or lets it wait for those to the same outlet that were posted before it."""
+        outlet, source = self._way_of(write)
+        outlet.post(write, source)
+        self._writing[write.outlet_id] = outlet
+
+    def inspect(self, write: Write) -> None:
+        """Asks the other side for a checksum of what has landed."""
+        outlet, source = self._way_of(write)
+        outlet.inspect(write, source)
+        self._writing[write.outlet_id] = outlet
+
+    def _way_of(self, write: Write) -> tuple[Outlet, Region]:
         outlet = self._outlets.get(write.outlet_id)
         if outlet is None or outlet.closing:
             raise Invalid(f"outlet {write.outlet_id} is not open: open it before writing")
@@ -145,8 +156,7 @@ class NixlTransport:
             raise Invalid(
                 f"pool {write.source_pool.hex()} is not mapped in this mover: map it before writing"
             )
-        outlet.post(write, self._sources[write.source_pool][0])
-        self._writing[write.outlet_id] = outlet
+        return outlet, self._sources[write.source_pool][0]
 
     def poll(self) -> list[Completion]:
         """Asks after each part that is under way, which is also what makes progress with them."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two agents tell each other about parcels, as NIXL's notifications.
+"""What two agents tell each other beside the bytes, as NIXL's notifications.
 
     the sender            the receiver
     hello      ---------> has a dock, and nobody else packs for it
@@ -7,9 +7,12 @@
     (a parcel, written)
     bell       ---------> unpacks it
                <--------- unpacked, or refused
+    inspect    ---------> adds up what has landed
+               <--------- added
 
 A hello has a token that only who was given the inlet's metadata can work out, and what the receiver needs to
-answer. Who knows none of this ignores it, and no parcel is packed for it.
+answer. Who knows none of this ignores it, and no parcel is packed for it. Without a dock nobody is welcome,
+but what has landed is inspected.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 
 _TOKEN_BYTES = 16
 _HELLO, _WELCOME, _BELL, _UNPACKED, _REFUSED = b"kvp1hell", b"kvp1welc", b"kvp1bell", b"kvp1done", b"kvp1refu"
+_INSPECT, _ADDED = b"kvp1insp", b"kvp1adds"
 _KIND_BYTES = 8
 _LANDING = struct.Struct("<QQQ")
 _PARCEL = struct.Struct("<QQ")
@@ -71,7 +75,33 @@ class Unpacked:
         return (_REFUSED if self.refused else _UNPACKED) + _PARCEL.pack(self.slot, self.number)
 
 
-Notice = Hello | Welcome | Bell | Unpacked
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Asks for the checksum of runs of the pool at that address; `rows` has their offsets, then lengths."""
+
+    number: int
+    pool: int
+    rows: bytes
+
+    def __bytes__(self) -> bytes:
+        return _INSPECT + _PARCEL.pack(self.number, self.pool) + self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """It is this; or NO_SUM, where there are no such runs."""
+
+    number: int
+    checksum: int
+
+    def __bytes__(self) -> bytes:
+        return _ADDED + _PARCEL.pack(self.number, self.checksum)
+
+
+NO_SUM = 1 << 63
+"""What no checksum is."""
+
+Notice = Hello | Welcome | Bell | Unpacked | Inspect | Added
 
 
 def read(message: bytes) -> Notice | None:
@@ -86,6 +116,11 @@ def read(message: bytes) -> Notice | None:
     if kind in (_UNPACKED, _REFUSED) and len(rest) == _PARCEL.size:
         slot, number = _PARCEL.unpack(rest)
         return Unpacked(slot, number, refused=kind == _REFUSED)
+    if kind == _INSPECT and len(rest) > _PARCEL.size:
+        number, pool = _PARCEL.unpack(rest[: _PARCEL.size])
+        return Inspect(number, pool, rest[_PARCEL.size :])
+    if kind == _ADDED and len(rest) == _PARCEL.size:
+        return Added(*_PARCEL.unpack(rest))
     return None
 
 

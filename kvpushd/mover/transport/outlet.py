@@ -15,7 +15,8 @@ from kvpushd.memory.host import bytes_at
 from kvpushd.mover.transport import notices
 from kvpushd.mover.transport.agents import Agents, register
 from kvpushd.mover.transport.base import Completion, Region, Write
-from kvpushd.mover.transport.notices import Hello, Unpacked, Welcome
+from kvpushd.mover.transport.inspection import Inspections
+from kvpushd.mover.transport.notices import Added, Hello, Unpacked, Welcome
 from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, worth_packing
 from kvpushd.mover.transport.parts import PART_RUNS, parts_of
 from kvpushd.mover.transport.staging import Staging
@@ -97,7 +98,9 @@ class Outlet:
         """In the order in which they were posted."""
         self._under_way: list[tuple[int, _Part]] = []
         self._busy_since = 0.0
+        self._inspections = Inspections()
         self._staging: Staging | None = None
+        self._may_pack = False
         self._packs = False
         """Whether what is posted now goes as parcels."""
 
@@ -113,14 +116,14 @@ class Outlet:
         self.agent, self._targets, self._token = name, targets, notices.token_of(metadata)
 
     def connect(self, packs: bool) -> None:
-        """Begins to connect, before the first write would; with `packs`, asks whether parcels are taken in.
+        """Begins to connect, before the first write would, and says how this agent is answered.
 
+        With `packs`, short runs are packed once the receiver has said that it takes parcels in.
         Raises NIXL's errors.
         """
         self._sender.make_connection(self.agent)
-        if packs:
-            hello = Hello(self._token, self._agents.connection_of(self._sender))
-            self._sender.send_notif(self.agent, bytes(hello))
+        self._may_pack = packs
+        self._tell(bytes(Hello(self._token, self._agents.connection_of(self._sender))))
 
     def register(self, region: Region) -> None:
         """Makes a pool a possible source. Raises NIXL's errors."""
@@ -139,12 +142,12 @@ class Outlet:
         self._sender = None
         if staging is not None:
             staging.close()
-        return list(self._writes)
+        return [*self._writes, *self._inspections.write_ids]
 
     @property
     def in_flight(self) -> int:
-        """Writes that have not ended."""
-        return len(self._writes)
+        """Writes and inspections that have not ended."""
+        return len(self._writes) + len(self._inspections.write_ids)
 
     @property
     def transfers(self) -> int:
@@ -163,7 +166,9 @@ class Outlet:
                 notice = notices.read(message)
                 if isinstance(notice, Unpacked) and self._staging is not None:
                     self._staging.hear(notice)
-                elif isinstance(notice, Welcome) and self._staging is None:
+                elif isinstance(notice, Added):
+                    self._inspections.hear(notice)
+                elif isinstance(notice, Welcome) and self._staging is None and self._may_pack:
                     self._is_welcome(notice)
 
     def _is_welcome(self, welcome: Welcome) -> None:
@@ -180,19 +185,29 @@ class Outlet:
 
         Raises Invalid where its pool is not behind this outlet.
         """
-        if write.target_pool not in self._targets:
-            raise Invalid(f"pool {write.target_pool.hex()} is not behind outlet {write.outlet_id}")
-        packs = self._packs and not write.back and worth_packing(write.runs)
+        target = self._target_of(write)
+        packs = self._packs and worth_packing(write.runs)
         plain, parcels = parts_of(write.runs, packs)
-        flight = _InFlight(write, source, self._targets[write.target_pool], plain, parcels)
+        flight = _InFlight(write, source, target, plain, parcels)
         self._writes[write.write_id] = flight
         self._begin()
+
+    def inspect(self, write: Write, source: Region) -> None:
+        """Begins an inspection. Raises Invalid where its pool is not behind this outlet."""
+        pool = self._target_of(write)
+        self._inspections.add(write.write_id, bytes_at(source.address, source.nbytes), pool, write.runs)
+
+    def _target_of(self, write: Write) -> int:
+        if write.target_pool not in self._targets:
+            raise Invalid(f"pool {write.target_pool.hex()} is not behind outlet {write.outlet_id}")
+        return self._targets[write.target_pool]
 
     def moved_on(self) -> bool:
         """Whether some of what is under way was found to be over; begins what comes next."""
         moved = False
-        if self._staging is not None and self._staging.is_waiting:
+        if self._inspections.write_ids or (self._staging is not None and self._staging.is_waiting):
             self.progress()
+        self._look_on()
         for under_way in list(self._under_way):
             write_id, part = under_way
             flight = self._writes[write_id]
@@ -211,6 +226,15 @@ class Outlet:
         if moved:
             self._begin()
         return moved
+
+    def _look_on(self) -> None:
+        """Goes on with the inspections."""
+        try:
+            ended = self._inspections.step(self._tell)
+        except self._errors as error:
+            ended = self._inspections.give_up(self._fault(error))
+        if ended is not None:
+            self.ended.append(ended)
 
     def _begin(self) -> None:
         """Begins as many parts of the writes as may be under way."""
@@ -245,8 +269,7 @@ class Outlet:
         flight.plain.popleft()
         near = rows(runs.source + flight.source.address, runs.length)
         far = rows(runs.target + flight.target, runs.length)
-        operation = "READ" if flight.write.back else "WRITE"
-        transfer = Transfer(self._sender, self.agent, operation, near, far, self._errors)
+        transfer = Transfer(self._sender, self.agent, near, far, self._errors)
         try:
             transfer.begin()
         except self._errors:
@@ -265,8 +288,14 @@ class Outlet:
         for other in self._writes.values():
             other.plain.extend(other.parcels)
             other.parcels.clear()
+        flight.fault = flight.fault or self._fault(error)
+
+    def _fault(self, error: Exception) -> Fault:
         detail = f"the write to agent {self.agent} failed ({type(error).__name__}: {error})"
-        flight.fault = flight.fault or Fault(Reason.TRANSPORT_FAILED, detail)
+        return Fault(Reason.TRANSPORT_FAILED, detail)
+
+    def _tell(self, message: bytes) -> None:
+        self._sender.send_notif(self.agent, message)
 
     def _settle(self, write_id: int) -> None:
         """Says that a write has ended, if it has."""

@@ -140,15 +140,18 @@ class Dock:
         # A copy: who can write to the slot could change what was checked.
         table = slot[_HEAD.size : _HEAD.size + count * _ROW_BYTES].copy().view(np.int64).reshape(2, count)
         offsets, lengths = table
-        _check(offsets, lengths, len(pool), SLOT_BYTES - begin)
+        check_runs(offsets, lengths, len(pool), SLOT_BYTES - begin)
         scatter(slot[begin : begin + int(lengths.sum())], pool, offsets, lengths)
 
 
-def _check(offsets: Int64s, lengths: Int64s, pool_bytes: int, room: int) -> None:
+def check_runs(offsets: Int64s, lengths: Int64s, pool_bytes: int, room: int) -> None:
+    """Raises Invalid where a run that another has named is not inside of its pool, or all are too long."""
     # One by one, since a sum of the two could wrap round.
     inside = (offsets >= 0) & (offsets <= pool_bytes) & (lengths > 0) & (lengths <= room)
     if not inside.all() or (offsets + lengths > pool_bytes).any() or lengths.sum() > room:
-        raise Invalid(f"a parcel's runs leave their pool of {pool_bytes:,} bytes, or are more than is in it")
+        raise Invalid(
+            f"a parcel's runs leave their pool of {pool_bytes:,} bytes, or are more than {room:,} bytes"
+        )
 
 
 def _begin(count: int) -> int:

@@ -60,7 +60,7 @@ class Staging:
         bell = Bell(slot, secrets.randbits(NUMBER_BITS))
         nbytes = pack(self._slots.slot(slot), bell.number, pool, source, runs)
         near, far = (_row(at + slot * SLOT_BYTES, nbytes) for at in (self._slots.address, self._landing))
-        write = Transfer(self._sender, self._agent, "WRITE", near, far, self._errors, bytes(bell))
+        write = Transfer(self._sender, self._agent, near, far, self._errors, bytes(bell))
         self._said.pop(slot, None)
         try:
             write.begin()

@@ -24,7 +24,7 @@ def rows(addresses: Int64s, lengths: Int64s) -> Rows:
 
 
 class Transfer:
-    """WRITEs from near to far, or READs from far to near; the lists are made for it alone.
+    """WRITEs from near to far. The lists are made for it alone.
 
     That takes 0.1 ms for hundreds of runs. Prepared lists, kept per pool, would save it only where all runs
     have one length, which merging undoes.
@@ -34,7 +34,6 @@ class Transfer:
         self,
         sender: Any,
         agent: str,
-        operation: str,
         near: Rows,
         far: Rows,
         errors: Errors,
@@ -50,14 +49,14 @@ class Transfer:
             self._handles.append(sender.prep_xfer_dlist("", near, DRAM))
             self._handles.append(sender.prep_xfer_dlist(agent, far, DRAM))
             mine, theirs = self._handles
-            self._transfer = sender.make_prepped_xfer(operation, mine, index, theirs, index, bell)
+            self._transfer = sender.make_prepped_xfer("WRITE", mine, index, theirs, index, bell)
             self._handles.append(self._transfer)
         except errors:
             self.release()
             raise
 
     def begin(self) -> None:
-        """Begins, for the first time or again after it has ended. Raises NIXL's errors."""
+        """Begins. Raises NIXL's errors."""
         self._sender.transfer(self._transfer)
 
     @property
