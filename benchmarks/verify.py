@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to read back what has landed: CPU per GB and time, for each of the settings of `verify`.
+"""What it costs to verify what has landed: CPU per GB and time, for each of the settings of `verify`.
 
     python -m benchmarks.verify --rounds 5
 

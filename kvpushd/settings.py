@@ -194,7 +194,7 @@ class Settings(Part):
     link_floor: Size = Field(default=ByteSize(0), ge=0)
     """Bytes per second below which a busy link to a peer is an alarm: a transport fell back; 0 = none."""
     verify: Literal["off", "sample", "all"] = "off"
-    """Which writes are read back and compared with what was sent: none, one of 16, or all of them."""
+    """Of which writes what has landed is compared with what was sent, by checksums: none, one of 16, all."""
     mover_silence: Seconds = Field(default=15.0, ge=2, le=600)
     """Silence after which a mover counts as stuck and is killed, at the cost of all its transfers."""
     ucx: Ucx = Ucx()

@@ -26,10 +26,17 @@ def name(pid: int) -> bytes:
         return b""
 
 
+def began(pid: int) -> int:
+    """When a process did, in ticks since boot: ids come round. 0 = there is none."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+
+
 def age(pid: int) -> float:
     """Seconds since a process began."""
-    began = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - began / os.sysconf("SC_CLK_TCK")
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - began(pid) / os.sysconf("SC_CLK_TCK")
 
 
 def movers_of(daemon: int) -> list[int]:

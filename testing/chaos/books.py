@@ -9,7 +9,7 @@ from collections import defaultdict
 from testing.chaos.stage import RANKS, D, P, Stage
 from testing.clockwork.harness import EngineFailed
 from testing.handles import handles
-from testing.processes import is_mover, movers_of, spares_of
+from testing.processes import began, is_mover, movers_of, spares_of
 
 DESCRIPTORS_MORE = 24
 """Descriptors that a process may have more than it once had with nothing to do: links come and go."""
@@ -20,7 +20,7 @@ class Books:
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._movers: set[int] = set()
+        self._movers: set[tuple[int, int]] = set()
         self._descriptors: dict[int, int] = {}
         self._bad: dict[int, int] = defaultdict(int)
         self._moved: dict[tuple[str, int], tuple[int, int]] = {}
@@ -88,7 +88,7 @@ class Books:
             wrong.append(f"node {name} is not ready: {', '.join(status.problems)}")
         daemon = self._stage.nodes[name].pid
         children, spares = movers_of(daemon), spares_of(daemon)
-        self._movers |= {mover.pid, *children}
+        self._movers |= {(pid, began(pid)) for pid in (mover.pid, *children)}
         if children != sorted([mover.pid, *spares]) or len(spares) > 1:
             wrong.append(f"node {name} has movers {children}, {spares} of them spare, and says {mover.pid}")
         return wrong
@@ -111,8 +111,12 @@ class Books:
 
     def strays(self) -> list[str]:
         """Movers that once were, and are not their daemon's any more, but live."""
-        now = {pid for node in self._stage.nodes.values() for pid in movers_of(node.pid)}
-        return [f"mover {pid} outlived its daemon" for pid in sorted(self._movers - now) if is_mover(pid)]
+        now = {(pid, began(pid)) for node in self._stage.nodes.values() for pid in movers_of(node.pid)}
+        return [
+            f"mover {pid} outlived its daemon"
+            for pid, when in sorted(self._movers - now)
+            if is_mover(pid) and began(pid) == when
+        ]
 
     def descriptors(self) -> list[str]:
         """Processes that have more descriptors than when they were first seen idle."""

@@ -35,6 +35,8 @@ class _Open:
     source: Bytes
     runs: Runs
     asked: float | None = None
+    checksum: int = NO_SUM
+    """Of the source, once it was asked for that of the target."""
 
 
 class Inspections:
@@ -73,6 +75,8 @@ class Inspections:
         if first.asked is None or now - first.asked > AGAIN_SECONDS:
             first.asked = now
             send(bytes(first.said))
+            # While the receiver adds up, too.
+            first.checksum = checksum(first.source, first.runs.source, first.runs.length)
         return None
 
     def give_up(self, fault: Fault) -> Completion:
@@ -83,8 +87,7 @@ class Inspections:
         runs = inspected.runs
         if answer.checksum == NO_SUM:
             return Fault(Reason.TRANSPORT_FAILED, "the receiver can't inspect what was written to it")
-        same = answer.checksum == checksum(inspected.source, runs.source, runs.length)
-        return None if same else differs(runs)
+        return None if answer.checksum == inspected.checksum else differs(runs)
 
 
 def inspected(asked: Inspect, pools: Map[int, Bytes]) -> Added:
