@@ -16,9 +16,10 @@ from kvpushd.core.runs import Runs
 from kvpushd.memory.host import anonymous, bytes_at
 from kvpushd.mover.transport import notices
 from kvpushd.mover.transport.base import Completion, Region, Write
+from kvpushd.mover.transport.inlet import MOST_MET
 from kvpushd.mover.transport.nixl import NixlTransport
 from kvpushd.mover.transport.notices import Bell, Hello, Notice, Unpacked, Welcome, read
-from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, Dock
+from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, SLOTS_BYTES, Dock
 
 pytestmark = pytest.mark.nixl
 
@@ -45,7 +46,7 @@ class Two:
     def connect(self, outlet: int = 1, region: Region | None = None) -> None:
         """Opens an outlet, and lets the two sides say what they have to say."""
         self.sender.open_outlet(outlet, self.agent, self.metadata, [region or self.region])
-        until = time.monotonic() + 0.5
+        until = time.monotonic() + 0.25
         while time.monotonic() < until:
             self.sender.progress()
             self.receiver.progress()
@@ -63,7 +64,7 @@ class Two:
     @property
     def packer(self) -> str:
         """The agent that packs for the inlet."""
-        return self.receiver._inlets[1]._met[0]
+        return next(iter(self.receiver._inlets[1]._met))
 
     def wait(self, patience: float = 60.0) -> tuple[Completion, int]:
         """The same of the write under way."""
@@ -151,14 +152,17 @@ def test_they_go_as_they_are_to_who_has_other_slots(
     assert two.landed
 
 
-def test_only_one_packs_for_an_inlet_and_the_other_lands_as_well(two: Two) -> None:
-    two.connect()
-    two.connect(outlet=2)
-    assert two.write(outlet=2)[1] == 1
-    assert two.landed
-    two.far[:] = 0
-    assert two.write(outlet=1)[1] == 3
-    assert two.landed
+def test_each_that_packs_for_an_inlet_has_a_dock_of_its_own(two: Two) -> None:
+    for outlet in range(1, MOST_MET + 1):
+        two.connect(outlet)
+    docks = [dock.slots.address for dock in two.receiver._inlets[1]._met.values() if dock is not None]
+    assert sorted(docks) == [min(docks) + at * SLOTS_BYTES for at in range(MOST_MET)]
+    two.connect(MOST_MET + 1)
+    for outlet, transfers in ((1, 3), (MOST_MET, 3), (MOST_MET + 1, 1)):
+        two.far[:] = 0
+        ended, most = two.write(outlet)
+        assert (ended.fault, most) == (None, transfers), "beyond so many, runs go as they are"
+        assert two.landed
 
 
 def test_who_has_not_the_token_packs_for_nobody(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpushd.core.runs import Runs
+from kvpushd.memory.host import anonymous
 from kvpushd.mover.transport import parcel
 from kvpushd.mover.transport.notices import Bell, Unpacked
-from kvpushd.mover.transport.parcel import NUMBER_BITS, SHORT_BYTES, SLOT_BYTES, SLOTS, Dock, Slots
+from kvpushd.mover.transport.parcel import (
+    NUMBER_BITS,
+    SHORT_BYTES,
+    SLOT_BYTES,
+    SLOTS,
+    SLOTS_BYTES,
+    Dock,
+    Slots,
+)
 
 POOL = 8 << 20
 PLACE = 0x7F00_0000_1000
@@ -30,10 +39,10 @@ class Ends:
     """A sender's slots and a receiver's dock, and what a transport would do between them."""
 
     def __init__(self) -> None:
-        self.near = Slots()
+        self.near = Slots(anonymous(SLOTS_BYTES))
         self.source = np.frombuffer(np.random.default_rng(3).bytes(POOL), np.uint8)
         self.target = np.zeros(POOL, np.uint8)
-        self.dock = Dock({PLACE: self.target})
+        self.dock = Dock(Slots(anonymous(3 * SLOTS_BYTES), SLOTS_BYTES), {PLACE: self.target})
 
     def carry(self, slot: int, number: int, carried: Runs, place: int = PLACE) -> None:
         """Packs a parcel and lets it land, with no bell."""
@@ -138,7 +147,7 @@ def test_whatever_stands_in_a_slot_no_byte_outside_of_the_pool_is_touched(
 ) -> None:
     ends = Ends()
     around = np.zeros(POOL + 2 * 4096, np.uint8)
-    ends.dock = Dock({PLACE: around[4096:-4096]})
+    ends.dock = Dock(Slots(anonymous(SLOTS_BYTES)), {PLACE: around[4096:-4096]})
     there = ends.dock.slots.slot(slot)
     there[:] = 255
     there[: len(said)] = np.frombuffer(said, np.uint8)

@@ -156,8 +156,8 @@ class Outlet:
 
     @property
     def registrations(self) -> int:
-        """Of pools, and of the slots for parcels."""
-        return len(self._sources) + (self._staging is not None)
+        """Of pools. That of the slots for parcels lives as long as the outlet."""
+        return len(self._sources)
 
     def progress(self) -> None:
         """Takes in what the agent is told. Raises NIXL's errors."""

@@ -25,7 +25,7 @@ import numpy as np
 
 from kvpushd.core.runs import Int64s, Runs
 from kvpushd.errors import Invalid
-from kvpushd.memory.host import Bytes, anonymous
+from kvpushd.memory.host import Bytes, Mapping
 from kvpushd.mover.transport.copying import gather, scatter
 from kvpushd.mover.transport.notices import Bell, Unpacked
 
@@ -34,6 +34,7 @@ SLOTS = 4
 per second came. Four MiB on either side of a way that is used."""
 SLOT_BYTES = 1 << 20
 """A parcel of this length costs its fabric what a long run costs."""
+SLOTS_BYTES = SLOTS * SLOT_BYTES
 NUMBER_BITS = 64
 SHORT_BYTES = 64 << 10
 """Runs below this are packed. Over loopback TCP, as they are and packed: at 4 KiB 0.34 and 1.1 GB/s, 5.4 and
@@ -50,19 +51,12 @@ _ALIGNED = 64
 class Slots:
     """The slots of one end of a way."""
 
-    def __init__(self) -> None:
-        self._memory = anonymous(SLOTS * SLOT_BYTES)
-        self._slots = np.frombuffer(self._memory.view, np.uint8).reshape(SLOTS, SLOT_BYTES)
-
-    @property
-    def address(self) -> int:
+    def __init__(self, memory: Mapping, begin: int = 0) -> None:
+        """They are the SLOTS_BYTES from `begin` of some memory."""
+        self.address = memory.address + begin
         """Of the first one; the others follow it."""
-        return self._memory.address
-
-    @property
-    def nbytes(self) -> int:
-        """Of all."""
-        return self._memory.nbytes
+        cells = np.frombuffer(memory.view, np.uint8)
+        self._slots = cells[begin : begin + SLOTS_BYTES].reshape(SLOTS, SLOT_BYTES)
 
     def slot(self, number: int) -> Bytes:
         """The bytes of one."""
@@ -104,9 +98,9 @@ def pack(slot: Bytes, number: int, pool: int, source: Bytes, runs: Runs) -> int:
 class Dock:
     """The receiving end: slots that parcels come to, and the pools that they are unpacked into."""
 
-    def __init__(self, pools: Map[int, Bytes]) -> None:
+    def __init__(self, slots: Slots, pools: Map[int, Bytes]) -> None:
         """`pools` are found by the addresses that the sender knows them by."""
-        self.slots = Slots()
+        self.slots = slots
         self._pools = pools
         self._last: list[Unpacked | None] = [None] * SLOTS
         """What was said of the parcels that were found in the slots."""

@@ -11,10 +11,10 @@ import numpy as np
 
 from kvpushd.core.runs import Runs
 from kvpushd.errors import TransportFailed
-from kvpushd.memory.host import Bytes
+from kvpushd.memory.host import Bytes, anonymous
 from kvpushd.mover.transport.agents import register
 from kvpushd.mover.transport.notices import Bell, Unpacked
-from kvpushd.mover.transport.parcel import NUMBER_BITS, SLOT_BYTES, SLOTS, Slots, pack
+from kvpushd.mover.transport.parcel import NUMBER_BITS, SLOT_BYTES, SLOTS, SLOTS_BYTES, Slots, pack
 from kvpushd.mover.transport.transfer import Errors, Transfer, rows
 
 RING_SECONDS = 0.05
@@ -28,14 +28,15 @@ class Staging:
     def __init__(self, sender: Any, agent: str, landing: int, errors: Errors) -> None:
         """Registers them with the agent `sender`; the dock's are at `landing`. Raises NIXL's errors."""
         self._errors = errors
-        self._slots = Slots()
+        memory = anonymous(SLOTS_BYTES)
+        self._slots = Slots(memory)
         self._sender = sender
         self._agent = agent
         self._landing = landing
         self._free = list(range(SLOTS))
         self._said: dict[int, Unpacked] = {}
         """What was said of the parcels that are under way, by slot."""
-        register(sender, self._slots.address, self._slots.nbytes)
+        register(sender, memory.address, memory.nbytes)
 
     def close(self) -> None:
         """Lets go of the agent, last of all, and before the memory goes: UCX may be reading it."""
