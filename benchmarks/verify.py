@@ -29,7 +29,7 @@ from kvpushd.mover.handle import MoverHandle, OutletPool
 from kvpushd.mover.process import SAMPLED, VERIFY
 
 WRITES = SAMPLED
-"""A round's: in a sample, one of them is read back."""
+"""A round's: in a sample, one of them is inspected."""
 
 
 class Way:

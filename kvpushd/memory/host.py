@@ -25,6 +25,7 @@ _REQUIRED = {
 # F_SEAL_FUTURE_WRITE (Linux 5.1) has no name in the standard library.
 _READ_ONLY = fcntl.F_SEAL_WRITE | 0x0010
 
+_MAP_NORESERVE = 0x4000  # in the standard library from 3.12 on
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; nor has this one
 
 
@@ -132,8 +133,17 @@ def map_memory(fd: int, nbytes: int) -> Mapping:
 
 
 def anonymous(nbytes: int) -> Mapping:
-    """Private scratch memory of this process."""
-    return Mapping(mmap.mmap(-1, nbytes))
+    """Private memory of this process, none of which is there before it is written to.
+
+    Raises BadMemory where the system refuses.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    try:
+        memory = mmap.mmap(-1, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+    except (OSError, ValueError) as error:
+        raise BadMemory(f"{nbytes:,} bytes of memory can't be had: {error}") from error
+    memory.madvise(mmap.MADV_DONTDUMP)
+    return Mapping(memory)
 
 
 def bytes_at(address: int, nbytes: int) -> Bytes:

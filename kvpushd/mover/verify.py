@@ -9,7 +9,7 @@ through here.
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -39,7 +39,8 @@ class _Check:
 class Verifying:
     """Carries by `inner`; a write that landed is reported once it was inspected, with a fault if it differs.
 
-    One write in each `every` is verified, one at a time.
+    One write in each `every` is verified, one at a time for each outlet: who does not answer keeps nobody
+    else waiting.
     """
 
     def __init__(self, inner: Carrier, every: int = 1) -> None:
@@ -50,7 +51,10 @@ class Verifying:
         self._random = random.Random(every)
         self._places: list[int] = []
         self._posted: dict[int, Write] = {}
-        self._checks: deque[_Check] = deque()
+        self._checks: dict[int, deque[_Check]] = defaultdict(deque)
+        """By outlet, what is inspected and what waits for that."""
+        self._inspected: dict[int, int] = {}
+        """The outlets of the inspections under way."""
 
     @property
     def name(self) -> str:
@@ -85,49 +89,56 @@ class Verifying:
         """As the inner carrier; what landed and is to be verified is held back until it was."""
         done = []
         for completion in self._inner.poll():
-            if completion.write_id >= _OURS:
-                check = self._checks[0]
-                check.under_way = False
+            outlet = self._inspected.pop(completion.write_id, None)
+            if outlet is not None:
+                self._checks[outlet][0].under_way = False
                 if completion.fault is not None:
-                    done.append(self._end(completion.fault))
+                    done.append(self._end(outlet, completion.fault))
                 continue
             write = self._posted.pop(completion.write_id, None)
             if write is None or completion.fault is not None:
                 done.append(completion)
             else:
-                self._checks.append(_Check(write, _pieces(write.runs)))
-        return done + self._go_on()
+                self._checks[write.outlet_id].append(_Check(write, _pieces(write.runs)))
+        for outlet in list(self._checks):
+            done += self._go_on(outlet)
+        return done
 
     @property
     def in_flight(self) -> int:
         """Writes whose completion has not been given out."""
-        under_way = sum(1 for check in self._checks if check.under_way)
-        return self._inner.in_flight - under_way + len(self._checks)
+        held = sum(len(checks) for checks in self._checks.values())
+        return self._inner.in_flight - len(self._inspected) + held
 
     def close(self) -> None:
         """As the inner carrier."""
         self._checks.clear()
         self._inner.close()
 
-    def _go_on(self) -> list[Completion]:
-        """Has the next piece inspected, unless one is; says which writes are through."""
+    def _go_on(self, outlet: int) -> list[Completion]:
+        """Has an outlet's next piece inspected, unless one is; says which of its writes are through."""
         done = []
-        while self._checks and not self._checks[0].under_way:
-            check = self._checks[0]
-            piece = next(check.pieces, None)
+        checks = self._checks[outlet]
+        while checks and not checks[0].under_way:
+            piece = next(checks[0].pieces, None)
             if piece is None:
-                done.append(self._end(None))
+                done.append(self._end(outlet, None))
                 continue
+            write = checks[0].write
+            ours = replace(write, write_id=write.write_id + _OURS, runs=piece)
             try:
-                write = check.write
-                self._inner.inspect(replace(write, write_id=write.write_id + _OURS, runs=piece))
-                check.under_way = True
+                self._inner.inspect(ours)
+                self._inspected[ours.write_id] = outlet
+                checks[0].under_way = True
             except Invalid as error:  # the way was closed with the write's end
-                done.append(self._end(Fault(Reason.TRANSPORT_FAILED, f"it can't be inspected: {error}")))
+                fault = Fault(Reason.TRANSPORT_FAILED, f"it can't be inspected: {error}")
+                done.append(self._end(outlet, fault))
+        if not checks:
+            del self._checks[outlet]
         return done
 
-    def _end(self, fault: Fault | None) -> Completion:
-        return Completion(self._checks.popleft().write.write_id, fault)
+    def _end(self, outlet: int, fault: Fault | None) -> Completion:
+        return Completion(self._checks[outlet].popleft().write.write_id, fault)
 
 
 def _pieces(runs: Runs, most: int = INSPECTED_BYTES) -> Iterator[Runs]:

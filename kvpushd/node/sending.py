@@ -44,6 +44,7 @@ MAX_RANKS = 4096
 MAX_INLETS = 64
 """A node has an inlet per mover, and each that is opened costs its peer a connection."""
 MAX_AGENT = 300
+MOST_ADDRESS = (1 << 63) - 1
 MAX_PRESENTATIONS = 4096
 """Engines that may wait, of one link, to be presented."""
 
@@ -330,6 +331,8 @@ def _receiver_of(
             raise Invalid(f"rank {pool.rank} is behind inlet {pool.inlet}, of {len(engine.inlets)}")
         layout = wire.layout_from_wire(pool.layout)
         layouts.check(layout)
+        if pool.base + layout.pool_bytes > MOST_ADDRESS:
+            raise Invalid(f"rank {pool.rank} is at {pool.base:#x}, where no process has a pool")
         pools[pool.rank] = layout
         where[pool.rank] = (pool.inlet, pool.base)
     view = ReceiverView(

@@ -109,6 +109,10 @@ class Way:
     async def flood(self, to: Sequence[int]) -> list[asyncio.Future[WriteEnded]]:
         """Sixteen writes of the whole pool, of which the first bytes have come and the last have not."""
         every = list(range(self.cut.blocks))
+        # The two have met after the first write, and from then on short runs are packed.
+        await soon(self.post(every, to))
+        await asyncio.sleep(0.2)
+        self.target.view[:] = bytes(self.cut.pool_bytes)
         writes = [self.post(every, to) for _ in range(16)]
         await eventually(lambda: any(self.target.view[:64]))
         return writes

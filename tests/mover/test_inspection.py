@@ -83,6 +83,20 @@ def test_they_are_asked_for_one_by_one_and_an_answer_to_another_is_none(
     assert ends.inspections.write_ids == [1, 2]
 
 
+def test_one_that_is_never_answered_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    ends.add(1, [(0, 64)])
+    ends.add(2, [(64, 64)])
+    assert ends.inspections.step(ends.said.append) is None
+    monkeypatch.setattr(inspection, "PATIENCE", 0.0)
+    ended = ends.inspections.step(ends.said.append)
+    assert ended is not None
+    assert ended.fault is not None
+    assert (ended.write_id, ended.fault.reason) == (1, Reason.TRANSPORT_FAILED)
+    monkeypatch.undo()
+    assert ends.answer() == (2, None)
+
+
 WRONG = {
     "another pool": (PLACE + 1, [(0, 64)]),
     "beyond the pool": (PLACE, [(POOL - 32, 64)]),

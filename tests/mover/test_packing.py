@@ -13,12 +13,13 @@ import pytest
 
 from kvpush_client.events import Reason
 from kvpushd.core.runs import Runs
+from kvpushd.errors import BadMemory
 from kvpushd.memory.host import anonymous, bytes_at
 from kvpushd.mover.transport import notices
 from kvpushd.mover.transport.base import Completion, Region, Write
-from kvpushd.mover.transport.inlet import MOST_MET
+from kvpushd.mover.transport.inlet import DOCKS, MOST_HELLOS
 from kvpushd.mover.transport.nixl import NixlTransport
-from kvpushd.mover.transport.notices import Bell, Hello, Notice, Unpacked, Welcome, read
+from kvpushd.mover.transport.notices import Bell, Hello, Inspect, Notice, Unpacked, Welcome, read
 from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, SLOTS_BYTES, Dock
 
 pytestmark = pytest.mark.nixl
@@ -46,6 +47,7 @@ class Two:
     def connect(self, outlet: int = 1, region: Region | None = None) -> None:
         """Opens an outlet, and lets the two sides say what they have to say."""
         self.sender.open_outlet(outlet, self.agent, self.metadata, [region or self.region])
+        self.sender._outlets[outlet]._greet()
         until = time.monotonic() + 0.25
         while time.monotonic() < until:
             self.sender.progress()
@@ -153,12 +155,12 @@ def test_they_go_as_they_are_to_who_has_other_slots(
 
 
 def test_each_that_packs_for_an_inlet_has_a_dock_of_its_own(two: Two) -> None:
-    for outlet in range(1, MOST_MET + 1):
+    for outlet in range(1, DOCKS + 1):
         two.connect(outlet)
     docks = [dock.slots.address for dock in two.receiver._inlets[1]._met.values() if dock is not None]
-    assert sorted(docks) == [min(docks) + at * SLOTS_BYTES for at in range(MOST_MET)]
-    two.connect(MOST_MET + 1)
-    for outlet, transfers in ((1, 3), (MOST_MET, 3), (MOST_MET + 1, 1)):
+    assert sorted(docks) == [min(docks) + at * SLOTS_BYTES for at in range(DOCKS)]
+    two.connect(DOCKS + 1)
+    for outlet, transfers in ((1, 3), (DOCKS, 3), (DOCKS + 1, 1)):
         two.far[:] = 0
         ended, most = two.write(outlet)
         assert (ended.fault, most) == (None, transfers), "beyond so many, runs go as they are"
@@ -174,17 +176,63 @@ def test_who_has_not_the_token_packs_for_nobody(two: Two, monkeypatch: pytest.Mo
     assert two.write(outlet=2)[1] == 3
 
 
-def test_a_hello_from_nonsense_or_from_another_agent_is_no_packer(
-    two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for metadata in (b"nothing that NIXL wrote", two.metadata):
-        said = Hello(notices.token_of(two.metadata), metadata)
-        monkeypatch.setattr(notices, "read", lambda _, said=said: said)
-        two.connect(outlet=3)
-        two.sender.cut_outlet(3)
-    monkeypatch.undo()
+def test_a_hello_from_nonsense_or_from_another_agent_is_not_met(two: Two) -> None:
+    inlet, token = two.receiver._inlets[1], notices.token_of(two.metadata)
+    agents = two.sender._agents
+    other = agents.make(f"{two.agent}-of-another")
+    for metadata in (b"nothing that NIXL wrote", two.metadata, agents.connection_of(other)):
+        inlet._hear("an impostor", Hello(token, metadata))
+        assert not inlet._met
+    inlet._hear(f"{two.agent}-of-another", Hello(token, agents.connection_of(other)))
+    assert list(inlet._met) == [f"{two.agent}-of-another"]
+
+
+def test_hellos_without_end_are_not_listened_to(two: Two) -> None:
+    inlet, token = two.receiver._inlets[1], notices.token_of(two.metadata)
+    for number in range(MOST_HELLOS):
+        inlet._hear(f"impostor {number}", Hello(token, b"nothing"))
+    two.connect()
+    assert not inlet._met
+    assert two.write()[0].fault is None
+
+
+def test_who_was_not_met_gets_no_sum(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[object] = []
+    monkeypatch.setattr("kvpushd.mover.transport.inlet.inspected", lambda *asked: said.append(asked))
+    ask = Inspect(1, two.region.address, bytes(16))
+    two.receiver._inlets[1]._hear("somebody", ask)
+    assert not said
+    two.connect()
+    two.receiver._inlets[1]._hear(two.packer, ask)
+    assert len(said) == 1
+
+
+def test_bells_without_end_are_answered_once_a_round(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     two.connect()
     assert two.write()[1] == 3
+    inlet, said = two.receiver._inlets[1], []
+    monkeypatch.setattr(inlet, "_hear", lambda sender, notice: said.append(notice))
+    bells = [bytes(Bell(slot, 7)) for slot in (0, 1)] * 100 + [bytes(Inspect(1, 2, b"x" * 16))] * 100
+    monkeypatch.setattr("kvpushd.mover.transport.inlet.heard", lambda _: {two.packer: bells})
+    inlet.progress()
+    assert said == [Bell(0, 7), Bell(1, 7), Inspect(1, 2, b"x" * 16)]
+
+
+def test_runs_go_as_they_are_where_memory_is_short(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(nbytes: int) -> None:
+        raise BadMemory(f"{nbytes} bytes of memory can't be had")
+
+    monkeypatch.setattr("kvpushd.mover.transport.staging.anonymous", refuse)
+    two.connect()
+    assert two.write()[1] == 1
+    monkeypatch.setattr("kvpushd.mover.transport.inlet.anonymous", refuse)
+    two.agent += "-2"
+    two.metadata = two.receiver.open_inlet(2, two.agent, [two.region])
+    monkeypatch.undo()
+    two.connect(outlet=2)
+    ended, transfers = two.write(outlet=2)
+    assert (ended.fault, transfers) == (None, 1)
+    assert two.landed
 
 
 def test_a_write_ends_only_once_its_parcels_are_unpacked(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,14 +280,22 @@ def test_who_is_welcomed_to_what_is_not_there_fails_once_and_goes_on_without_par
     assert two.landed
 
 
-def test_a_sender_that_is_gone_is_answered_in_vain_and_others_are_served(two: Two) -> None:
+def test_a_sender_that_is_gone_is_answered_in_vain_and_others_are_served(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two.connect()
-    runs = two.runs()
-    two.sender.post(Write(7, 1, b"near", b"far", runs))
+    bells: dict[Bell, None] = {}
+    monkeypatch.setattr(Dock, "rang", lambda _, bell: bells.setdefault(bell))
+    with pytest.raises(TimeoutError):
+        two.write(patience=0.5)
+    monkeypatch.undo()
+    packer = two.packer
     two.sender.cut_outlet(1)
-    assert [each.write_id for each in two.sender.poll()] == [7]
-    other = two.receiver.open_inlet(2, two.agent + "-2", [two.region])
-    two.agent, two.metadata = two.agent + "-2", other
+    assert [each.write_id for each in two.sender.poll()] == [5]
+    for bell in bells:
+        two.receiver._inlets[1]._hear(packer, bell)
+    two.agent += "-2"
+    two.metadata = two.receiver.open_inlet(2, two.agent, [two.region])
     two.connect(outlet=2)
     assert two.write(outlet=2)[1] == 3
     assert two.landed

@@ -311,7 +311,7 @@ def test_a_mover_told_to_corrupt_its_writes_damages_each_one() -> None:
 @pytest.mark.parametrize("verify", ["all", "off"])
 def test_a_damaged_write_fails_where_all_are_verified_and_lands_wrong_where_none_is(verify: str) -> None:
     async def scene() -> None:
-        cut = layout(cell_bytes=65536)  # several pieces to read back
+        cut = layout(cell_bytes=65536)  # several pieces to inspect
         async with way("nixl", cut, fault="corrupt-writes", verify=verify) as it:
             await soon(it.sender.map_pool(b"local", (near := pool(it.cut)).fd, it.cut))
             for target, other in ((it.target, {}), (near, {"outlet_id": 0, "target_pool": b"local"})):

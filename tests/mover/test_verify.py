@@ -23,6 +23,7 @@ from kvpushd.mover.transport.base import (
     Region,
     Write,
 )
+from kvpushd.mover.transport.fake import FakeFabric, FakeTransport
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.verify import SAMPLED, Verifying
 
@@ -62,6 +63,28 @@ class Watched(LocalCarrier):
                 at = self._regions[write.target_pool].address + last
                 ctypes.memset(at, ctypes.string_at(at, 1)[0] ^ 1, 1)
         return done
+
+
+class Deaf:
+    """A carrier whose inspections of one outlet never end."""
+
+    def __init__(self, inner: FakeTransport, outlet: int) -> None:
+        self._inner = inner
+        self._outlet = outlet
+        self._waiting = 0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._inner, name)
+
+    def inspect(self, write: Write) -> None:
+        if write.outlet_id == self._outlet:
+            self._waiting += 1
+        else:
+            self._inner.inspect(write)
+
+    @property
+    def in_flight(self) -> int:
+        return self._inner.in_flight + self._waiting
 
 
 class Carried:
@@ -132,6 +155,25 @@ def test_damage_is_found_in_the_writes_of_the_sample_and_in_no_other() -> None:
     assert Counter(found) == {Reason.CORRUPTED: 10, None: 150}
     for at in range(0, len(found), SAMPLED):
         assert Counter(found[at : at + SAMPLED]) == {Reason.CORRUPTED: 1, None: 15}
+
+
+def test_an_outlet_that_does_not_answer_keeps_the_others_from_nothing() -> None:
+    fabric = FakeFabric()
+    sender, receivers = FakeTransport(fabric), [FakeTransport(fabric) for _ in range(2)]
+    pools = [anonymous(SLOT) for _ in range(3)]
+    sender.register(Region(b"a", pools[0].address, SLOT))
+    for number, (receiver, pool) in enumerate(zip(receivers, pools[1:], strict=True)):
+        region = Region(b"b", pool.address, SLOT)
+        sender.open_outlet(
+            number, f"agent {number}", receiver.open_inlet(1, f"agent {number}", [region]), [region]
+        )
+    it = Verifying(Deaf(sender, outlet=0))
+    runs = Runs(*(np.array([each], np.int64) for each in (0, 0, SLOT)))
+    for write_id in range(4):
+        it.post(Write(write_id, write_id % 2, b"a", b"b", runs))
+    ended = [done.write_id for _ in range(20) for done in it.poll()]
+    assert ended == [1, 3]
+    assert it.in_flight == 2
 
 
 @pytest.mark.parametrize("period", [2, SAMPLED, SAMPLED + 1])

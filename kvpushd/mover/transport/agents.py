@@ -92,6 +92,23 @@ def register(agent: Any, address: int, nbytes: int) -> Any:
     return agent.register_memory([(address, nbytes, 0, "")], DRAM)
 
 
+def heard(agent: Any) -> dict[str, list[bytes]]:
+    """What an agent was told since it was last asked, by the name of who said it. To ask makes progress, too.
+
+    Whoever reaches the agent's port can tell it something, and call itself what the bindings can't read.
+    """
+    try:
+        found: dict[str, list[bytes]] = agent.get_new_notifs()
+    except UnicodeDecodeError:
+        return {}
+    return found
+
+
+def name_of(loaded: bytes | str) -> str:
+    """The name of an agent whose metadata was loaded."""
+    return loaded.decode(errors="replace") if isinstance(loaded, bytes) else loaded
+
+
 def _package() -> Any:
     for name in PACKAGES:
         if importlib.util.find_spec(name) is not None:

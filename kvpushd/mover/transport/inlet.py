@@ -3,20 +3,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
+from kvpushd.errors import BadMemory
 from kvpushd.memory.host import Mapping, anonymous, bytes_at
 from kvpushd.mover.transport import notices
-from kvpushd.mover.transport.agents import Agents, register
+from kvpushd.mover.transport.agents import Agents, heard, name_of, register
 from kvpushd.mover.transport.base import Region
 from kvpushd.mover.transport.inspection import inspected
 from kvpushd.mover.transport.notices import Bell, Hello, Inspect, Notice, Welcome
 from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, SLOTS_BYTES, Dock, Slots
 
-MOST_MET = 8
-"""Agents of the peer, one after another, that may be answered. Each has a dock of its own: what one has sent
-that is gone may still come, and must not come upon what the next one sends. A dock that nobody uses takes up
-no memory."""
+DOCKS = 8
+"""Agents of the peer, one after another, that may pack. Each has a dock of its own: what one has sent that is
+gone may still come, and must not come upon what the next one sends. One that nobody uses takes no memory."""
+MOST_HELLOS = 64
+"""Agents that may be answered. Each takes a connection."""
 
 
 class Inlet:
@@ -30,10 +33,12 @@ class Inlet:
         self._docks: Mapping | None = None
         self._met: dict[str, Dock | None] = {}
         """The agents that are answered, and where each one's parcels come to."""
+        self._hellos = 0
         regions = [(pool.address, pool.nbytes) for pool in pools]
         if packs:
-            self._docks = anonymous(MOST_MET * SLOTS_BYTES)
-            regions.append((self._docks.address, self._docks.nbytes))
+            with contextlib.suppress(BadMemory):  # without docks, runs come as they are
+                self._docks = anonymous(DOCKS * SLOTS_BYTES)
+                regions.append((self._docks.address, self._docks.nbytes))
         for address, nbytes in regions:
             register(self._agent, address, nbytes)
         self.registrations = len(pools)
@@ -42,20 +47,16 @@ class Inlet:
         """What a sender needs to write to it."""
 
     def progress(self) -> None:
-        """Takes in what has come, unpacks what is a parcel, and answers."""
-        for sender, messages in self._agent.get_new_notifs().items():
-            inspects = 0
+        """Takes in what has come, unpacks what is parcels, and answers."""
+        for sender, messages in heard(self._agent).items():
+            answered: set[object] = set()
             for notice in map(notices.read, messages):
-                if isinstance(notice, Inspect):
-                    # One is asked for at a time: who asks for more does not keep the mover from others.
-                    inspects += 1
-                    if inspects > 1:
-                        continue
-                try:
+                # A slot's bell counts once, and one inspection is asked for at a time: who says more than
+                # that keeps the mover from no one else.
+                what = notice.slot if isinstance(notice, Bell) else type(notice)
+                if what not in answered:
+                    answered.add(what)
                     self._hear(sender, notice)
-                except self._errors:
-                    # Who can't be answered waits in vain, and is cut off.
-                    continue
 
     def close(self) -> None:
         """Destroys the agent, to which nothing else refers, and then what parcels came to."""
@@ -65,7 +66,6 @@ class Inlet:
         self._docks = None
 
     def _hear(self, sender: str, notice: Notice | None) -> None:
-        """Raises NIXL's errors."""
         answer: Notice | None = None
         dock = self._met.get(sender)
         match notice:
@@ -76,20 +76,30 @@ class Inlet:
             case Inspect() if sender in self._met:
                 answer = inspected(notice, self._pools)
         if answer is not None:
-            self._agent.send_notif(sender, bytes(answer))
+            with contextlib.suppress(*self._errors):  # who can't be answered asks again, or is cut off
+                self._agent.send_notif(sender, bytes(answer))
 
     def _meet(self, sender: str, hello: Hello) -> Welcome | None:
-        """Lets an agent that has the token be answered, and welcomes it to a dock if there are any."""
+        """Lets an agent that has the token be answered, and welcomes it to a dock if there is one left."""
         if hello.token != notices.token_of(self.metadata):
             return None
-        if sender in self._met or len(self._met) == MOST_MET:
-            return None
-        loaded = self._agent.add_remote_agent(hello.metadata)
-        if (loaded.decode() if isinstance(loaded, bytes) else loaded) != sender:
-            return None
-        if self._docks is None:
+        if sender not in self._met:
+            if self._hellos == MOST_HELLOS or not self._reaches(sender, hello.metadata):
+                return None
+            slots = len(self._met) * SLOTS_BYTES
             self._met[sender] = None
-            return None
-        slots = Slots(self._docks, len(self._met) * SLOTS_BYTES)
-        self._met[sender] = Dock(slots, self._pools)
-        return Welcome(slots.address, SLOTS, SLOT_BYTES)
+            if self._docks is not None and slots < self._docks.nbytes:
+                self._met[sender] = Dock(Slots(self._docks, slots), self._pools)
+        dock = self._met[sender]
+        return None if dock is None else Welcome(dock.slots.address, SLOTS, SLOT_BYTES)
+
+    def _reaches(self, sender: str, metadata: bytes) -> bool:
+        """Whether an agent's metadata is its own: it may be anything."""
+        self._hellos += 1
+        try:
+            loaded = name_of(self._agent.add_remote_agent(metadata))
+            if loaded != sender:
+                self._agent.remove_remote_agent(loaded)
+        except Exception:  # noqa: BLE001 - NIXL and its bindings raise what they like
+            return False
+        return loaded == sender

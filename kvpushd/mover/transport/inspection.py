@@ -23,6 +23,8 @@ from kvpushd.mover.transport.parcel import check_runs
 
 AGAIN_SECONDS = 0.5
 """After which it is asked again: where the receiver is gone, that is what shows it."""
+PATIENCE = 10.0
+"""Seconds for an answer, after which there will be none."""
 _ROW = np.dtype("<i8")
 
 
@@ -35,6 +37,7 @@ class _Open:
     source: Bytes
     runs: Runs
     asked: float | None = None
+    since: float = 0.0
     checksum: int = NO_SUM
     """Of the source, once it was asked for that of the target."""
 
@@ -72,6 +75,11 @@ class Inspections:
         if answer is not None and answer.number == first.said.number:
             self._open.popleft()
             return Completion(first.write_id, self._judge(first, answer))
+        if first.asked is None:
+            first.since = now
+        elif now - first.since > PATIENCE:
+            detail = f"the receiver has not said within {PATIENCE:g} s what has landed"
+            return self.give_up(Fault(Reason.TRANSPORT_FAILED, detail))
         if first.asked is None or now - first.asked > AGAIN_SECONDS:
             first.asked = now
             send(bytes(first.said))

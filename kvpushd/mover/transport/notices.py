@@ -2,7 +2,7 @@
 """What two agents tell each other beside the bytes, as NIXL's notifications.
 
     the sender            the receiver
-    hello      ---------> has a dock, and nobody else packs for it
+    hello      ---------> has a dock that nobody else packs for
                <--------- welcome
     (a parcel, written)
     bell       ---------> unpacks it

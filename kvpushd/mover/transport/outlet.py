@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -10,10 +11,10 @@ from typing import Any, Protocol
 
 from kvpush_client.events import Fault, Reason
 from kvpushd.core.runs import Runs
-from kvpushd.errors import Invalid, TransportFailed
+from kvpushd.errors import BadMemory, Invalid, TransportFailed
 from kvpushd.memory.host import bytes_at
 from kvpushd.mover.transport import notices
-from kvpushd.mover.transport.agents import Agents, register
+from kvpushd.mover.transport.agents import Agents, heard, name_of, register
 from kvpushd.mover.transport.base import Completion, Region, Write
 from kvpushd.mover.transport.inspection import Inspections
 from kvpushd.mover.transport.notices import Added, Hello, Unpacked, Welcome
@@ -29,6 +30,9 @@ NIXL's progress goes on as long as there is more to take in. Where a receiver is
 does not come back while bytes come: two senders kept a mover from its commands, beats and fences for seconds.
 In a pause there is nothing to take in, and a link of 176 MB/s is idle for 1 to 2 ms. The limit of runs is for
 those of a few KiB, which keep a receiver busy for much longer than their sender."""
+
+HIGHEST = (1 << 63) - 1
+"""No address of a process is above this."""
 
 
 class _Part(Protocol):
@@ -100,6 +104,7 @@ class Outlet:
         self._busy_since = 0.0
         self._inspections = Inspections()
         self._staging: Staging | None = None
+        self._greeted = False
         self._may_pack = False
         self._packs = False
         """Whether what is posted now goes as parcels."""
@@ -109,21 +114,18 @@ class Outlet:
 
         Raises Invalid where the metadata is of another agent, NIXL's errors where it is of none.
         """
-        loaded = self._sender.add_remote_agent(metadata)
-        name = loaded.decode() if isinstance(loaded, bytes) else str(loaded)
+        name = name_of(self._sender.add_remote_agent(metadata))
         if name != agent:
             raise Invalid(f"the metadata is of agent {name}, expected {agent}")
         self.agent, self._targets, self._token = name, targets, notices.token_of(metadata)
 
     def connect(self, packs: bool) -> None:
-        """Begins to connect, before the first write would, and says how this agent is answered.
+        """Begins to connect, before the first write would. Raises NIXL's errors.
 
         With `packs`, short runs are packed once the receiver has said that it takes parcels in.
-        Raises NIXL's errors.
         """
         self._sender.make_connection(self.agent)
         self._may_pack = packs
-        self._tell(bytes(Hello(self._token, self._agents.connection_of(self._sender))))
 
     def register(self, region: Region) -> None:
         """Makes a pool a possible source. Raises NIXL's errors."""
@@ -160,10 +162,9 @@ class Outlet:
         return len(self._sources)
 
     def progress(self) -> None:
-        """Takes in what the agent is told. Raises NIXL's errors."""
-        for messages in self._sender.get_new_notifs().values():
-            for message in messages:
-                notice = notices.read(message)
+        """Takes in what the agent is told by the receiving one."""
+        for name, messages in heard(self._sender).items():
+            for notice in map(notices.read, messages if name == self.agent else ()):
                 if isinstance(notice, Unpacked) and self._staging is not None:
                     self._staging.hear(notice)
                 elif isinstance(notice, Added):
@@ -172,13 +173,21 @@ class Outlet:
                     self._is_welcome(notice)
 
     def _is_welcome(self, welcome: Welcome) -> None:
-        if (welcome.slots, welcome.slot_bytes) != (SLOTS, SLOT_BYTES):
+        if (welcome.slots, welcome.slot_bytes) != (SLOTS, SLOT_BYTES) or welcome.address > HIGHEST:
             return
-        try:
+        with contextlib.suppress(BadMemory, *self._errors):  # where memory is short, runs go as they are
             self._staging = Staging(self._sender, self.agent, welcome.address, self._errors)
-        except self._errors:
-            return  # memory is short: what would be packed goes as it is
-        self._packs = True
+            self._packs = True
+
+    def _greet(self) -> None:
+        """Says how this agent is answered, once there is something to answer."""
+        if self._greeted:
+            return
+        with contextlib.suppress(
+            *self._errors
+        ):  # then nothing is packed; and the write will say what is wrong
+            self._tell(bytes(Hello(self._token, self._agents.connection_of(self._sender))))
+            self._greeted = True
 
     def post(self, write: Write, source: Region) -> None:
         """Begins the write, or lets it wait for those that were posted before it.
@@ -190,11 +199,13 @@ class Outlet:
         plain, parcels = parts_of(write.runs, packs)
         flight = _InFlight(write, source, target, plain, parcels)
         self._writes[write.write_id] = flight
+        self._greet()
         self._begin()
 
     def inspect(self, write: Write, source: Region) -> None:
         """Begins an inspection. Raises Invalid where its pool is not behind this outlet."""
         pool = self._target_of(write)
+        self._greet()
         self._inspections.add(write.write_id, bytes_at(source.address, source.nbytes), pool, write.runs)
 
     def _target_of(self, write: Write) -> int:
@@ -286,7 +297,8 @@ class Outlet:
         flight.parcels.clear()
         self._packs = False
         for other in self._writes.values():
-            other.plain.extend(other.parcels)
+            for parcel in other.parcels:
+                other.plain.extend(parts_of(parcel, packs=False)[0])
             other.parcels.clear()
         flight.fault = flight.fault or self._fault(error)
 
