@@ -30,9 +30,10 @@ def points(board: Board, process: str = catalog.DAEMON, node: str = "d") -> Poin
 
 
 def test_every_call_of_the_transport_contract_is_a_point() -> None:
-    # What only looks, or ends the process's use of all, can't go wrong by itself.
+    # What only looks, or ends the process's use of all, can't go wrong by itself. What becomes of an
+    # inspection that nobody answers, or answers wrongly, is in tests/mover.
     calls = {name for kind in (Carrier, Transport) for name in vars(kind) if not name.startswith("_")}
-    looks = {"name", "in_flight", "handles", "close", "bell"}
+    looks = {"name", "in_flight", "handles", "close", "bell", "inspect"}
     assert {f"nixl.{call}" for call in calls - looks} <= {point.name for point in catalog.points()}
 
 
