@@ -17,7 +17,7 @@ import numpy as np
 
 from kvpushd.core.layout import BlockLists, Blocks, Layout, Plane, Window, block_size, reach, unit_bytes
 from kvpushd.core.overlap import check_mappable, overlaps
-from kvpushd.core.runs import MAX_RUNS, Axis, Int64s, Runs, axis_of, bound, joined, product
+from kvpushd.core.runs import MAX_RUNS, Axis, Int64s, Runs, axis_of, bound, joined, numbered, product
 from kvpushd.errors import Invalid, LayoutMismatch
 
 MAX_SPANS = 64
@@ -238,10 +238,8 @@ def _cut(
     rest, counts = cuts[~whole], lengths[~whole]
     if len(rest):
         # Few, unless the block sizes don't divide one another: token by token, and merged again later.
-        ends = np.cumsum(counts)
-        bound(int(ends[-1]), MAX_RUNS)
-        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
-        parts.append((np.repeat(rest, counts) + within, 1))
+        bound(int(counts.sum()), MAX_RUNS)
+        parts.append((np.repeat(rest, counts) + numbered(counts), 1))
     return [_pieces(at, tokens, mine, size, theirs, other_size) for at, tokens in parts]
 
 

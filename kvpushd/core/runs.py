@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpushd.errors import OverLimit
+from kvpushd.errors import Invalid, OverLimit
 
 Int64s = NDArray[np.int64]
 
@@ -25,6 +25,10 @@ class Runs:
     source: Int64s
     target: Int64s
     length: Int64s
+
+    def pick(self, some: slice | NDArray[np.bool_]) -> Runs:
+        """Some of them, in their order."""
+        return Runs(self.source[some], self.target[some], self.length[some])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,20 @@ def product(axes: Sequence[Axis], unit: int, room: int) -> Runs:
         target = np.add.outer(target, axis.target).ravel()
         length = np.multiply.outer(length, axis.length).ravel()
     return Runs(source, target, length)
+
+
+def numbered(counts: Int64s) -> Int64s:
+    """The numbers below each count, from 0 on, one count after the other."""
+    ends = np.cumsum(counts)
+    return np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+
+
+def check_runs(offsets: Int64s, lengths: Int64s, pool_bytes: int, room: int) -> None:
+    """Raises Invalid where a run that another has named is not inside of its pool, or all are too long."""
+    # One by one, since a sum of the two could wrap round.
+    inside = (offsets >= 0) & (offsets <= pool_bytes) & (lengths > 0) & (lengths <= room)
+    if not inside.all() or (offsets + lengths > pool_bytes).any() or lengths.sum() > room:
+        raise Invalid(f"runs that leave their pool of {pool_bytes:,} bytes, or are more than {room:,} bytes")
 
 
 def bound(runs: int, room: int) -> None:

@@ -123,13 +123,7 @@ def map_memory(fd: int, nbytes: int) -> Mapping:
 
     The descriptor stays the caller's and may be closed. Raises BadMemory where the system refuses.
     """
-    try:
-        memory = mmap.mmap(fd, nbytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    except (OSError, ValueError) as error:
-        raise BadMemory(f"{nbytes:,} bytes can't be mapped: {error}") from error
-    # A crash must not write gigabytes of other people's KV into a core file.
-    memory.madvise(mmap.MADV_DONTDUMP)
-    return Mapping(memory)
+    return _mapped(fd, nbytes, mmap.MAP_SHARED)
 
 
 def anonymous(nbytes: int) -> Mapping:
@@ -137,11 +131,15 @@ def anonymous(nbytes: int) -> Mapping:
 
     Raises BadMemory where the system refuses.
     """
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+    return _mapped(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+
+
+def _mapped(fd: int, nbytes: int, flags: int) -> Mapping:
     try:
-        memory = mmap.mmap(-1, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        memory = mmap.mmap(fd, nbytes, flags, mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, ValueError) as error:
-        raise BadMemory(f"{nbytes:,} bytes of memory can't be had: {error}") from error
+        raise BadMemory(f"{nbytes:,} bytes can't be mapped: {error}") from error
+    # A crash must not write gigabytes of other people's KV into a core file.
     memory.madvise(mmap.MADV_DONTDUMP)
     return Mapping(memory)
 

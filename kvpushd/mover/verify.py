@@ -141,10 +141,10 @@ class Verifying:
         return Completion(self._checks[outlet].popleft().write.write_id, fault)
 
 
-def _pieces(runs: Runs, most: int = INSPECTED_BYTES) -> Iterator[Runs]:
-    """The runs, in order, as pieces of at most so many bytes each, and INSPECTED_RUNS runs."""
+def _pieces(runs: Runs) -> Iterator[Runs]:
+    """The runs, in order, as pieces of at most INSPECTED_BYTES each, and INSPECTED_RUNS runs."""
     rows: list[tuple[int, int, int]] = []
-    room = most
+    room = INSPECTED_BYTES
     for source, target, length in zip(
         runs.source.tolist(), runs.target.tolist(), runs.length.tolist(), strict=True
     ):
@@ -156,7 +156,7 @@ def _pieces(runs: Runs, most: int = INSPECTED_BYTES) -> Iterator[Runs]:
             room -= part
             if not room or len(rows) == INSPECTED_RUNS:
                 yield _runs(rows)
-                rows, room = [], most
+                rows, room = [], INSPECTED_BYTES
     if rows:
         yield _runs(rows)
 

@@ -21,8 +21,8 @@ AGAIN = 2.0
 REPLACED = 1.0
 """Seconds within which a dead mover is replaced, its pools mapped."""
 UNDISTURBED = 0.95
-_TIMEOUT = f"{TimeoutError.__name__}: "
 """Of its throughput that a peer keeps at the least, whatever happens to another one."""
+_TIMEOUT = f"{TimeoutError.__name__}: "
 
 
 _MEASURED = (

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from kvpushd.core.runs import Int64s
+from kvpushd.core.runs import Int64s, numbered
 from kvpushd.memory.host import Bytes
 
 LEAST_ROW = 64
@@ -72,6 +72,5 @@ def _index(offsets: Int64s, lengths: Int64s, row: int) -> Int64s:
     counts = lengths // row
     if (counts == 1).all():
         return offsets // row
-    within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    index: Int64s = np.repeat(offsets // row, counts) + within
+    index: Int64s = np.repeat(offsets // row, counts) + numbered(counts)
     return index

@@ -13,13 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvpush_client.events import Fault, Reason
-from kvpushd.core.runs import Runs
+from kvpushd.core.runs import Runs, check_runs
 from kvpushd.errors import Invalid
 from kvpushd.memory.host import Bytes
 from kvpushd.mover.transport.base import INSPECTED_BYTES, INSPECTED_RUNS, Completion
 from kvpushd.mover.transport.checksum import checksum, differs
 from kvpushd.mover.transport.notices import NO_SUM, Added, Inspect
-from kvpushd.mover.transport.parcel import check_runs
 
 AGAIN_SECONDS = 0.5
 """After which it is asked again: where the receiver is gone, that is what shows it."""
@@ -91,11 +90,10 @@ class Inspections:
         """Ends the first with a fault."""
         return Completion(self._open.popleft().write_id, fault)
 
-    def _judge(self, inspected: _Open, answer: Added) -> Fault | None:
-        runs = inspected.runs
+    def _judge(self, opened: _Open, answer: Added) -> Fault | None:
         if answer.checksum == NO_SUM:
             return Fault(Reason.TRANSPORT_FAILED, "the receiver can't inspect what was written to it")
-        return None if answer.checksum == inspected.checksum else differs(runs)
+        return None if answer.checksum == opened.checksum else differs(opened.runs)
 
 
 def inspected(asked: Inspect, pools: Map[int, Bytes]) -> Added:

@@ -26,7 +26,7 @@ _HELLO, _WELCOME, _BELL, _UNPACKED, _REFUSED = b"kvp1hell", b"kvp1welc", b"kvp1b
 _INSPECT, _ADDED = b"kvp1insp", b"kvp1adds"
 _KIND_BYTES = 8
 _LANDING = struct.Struct("<QQQ")
-_PARCEL = struct.Struct("<QQ")
+_PAIR = struct.Struct("<QQ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Bell:
     number: int
 
     def __bytes__(self) -> bytes:
-        return _BELL + _PARCEL.pack(self.slot, self.number)
+        return _BELL + _PAIR.pack(self.slot, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Unpacked:
     refused: bool = False
 
     def __bytes__(self) -> bytes:
-        return (_REFUSED if self.refused else _UNPACKED) + _PARCEL.pack(self.slot, self.number)
+        return (_REFUSED if self.refused else _UNPACKED) + _PAIR.pack(self.slot, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Inspect:
     rows: bytes
 
     def __bytes__(self) -> bytes:
-        return _INSPECT + _PARCEL.pack(self.number, self.pool) + self.rows
+        return _INSPECT + _PAIR.pack(self.number, self.pool) + self.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Added:
     checksum: int
 
     def __bytes__(self) -> bytes:
-        return _ADDED + _PARCEL.pack(self.number, self.checksum)
+        return _ADDED + _PAIR.pack(self.number, self.checksum)
 
 
 NO_SUM = 1 << 63
@@ -111,16 +111,16 @@ def read(message: bytes) -> Notice | None:
         return Hello(rest[:_TOKEN_BYTES], rest[_TOKEN_BYTES:])
     if kind == _WELCOME and len(rest) == _LANDING.size:
         return Welcome(*_LANDING.unpack(rest))
-    if kind == _BELL and len(rest) == _PARCEL.size:
-        return Bell(*_PARCEL.unpack(rest))
-    if kind in (_UNPACKED, _REFUSED) and len(rest) == _PARCEL.size:
-        slot, number = _PARCEL.unpack(rest)
+    if kind == _BELL and len(rest) == _PAIR.size:
+        return Bell(*_PAIR.unpack(rest))
+    if kind in (_UNPACKED, _REFUSED) and len(rest) == _PAIR.size:
+        slot, number = _PAIR.unpack(rest)
         return Unpacked(slot, number, refused=kind == _REFUSED)
-    if kind == _INSPECT and len(rest) > _PARCEL.size:
-        number, pool = _PARCEL.unpack(rest[: _PARCEL.size])
-        return Inspect(number, pool, rest[_PARCEL.size :])
-    if kind == _ADDED and len(rest) == _PARCEL.size:
-        return Added(*_PARCEL.unpack(rest))
+    if kind == _INSPECT and len(rest) > _PAIR.size:
+        number, pool = _PAIR.unpack(rest[: _PAIR.size])
+        return Inspect(number, pool, rest[_PAIR.size :])
+    if kind == _ADDED and len(rest) == _PAIR.size:
+        return Added(*_PAIR.unpack(rest))
     return None
 
 

@@ -52,20 +52,6 @@ class _Part(Protocol):
         ...
 
 
-class _Plain:
-    """Runs as they are."""
-
-    def __init__(self, runs: int, transfer: Transfer) -> None:
-        self.runs = runs
-        self._transfer = transfer
-
-    def over(self) -> bool:
-        return self._transfer.ended
-
-    def release(self) -> None:
-        self._transfer.release()
-
-
 @dataclass(slots=True)
 class _InFlight:
     """A posted write: what of it is to be begun, and how many parts are under way."""
@@ -183,9 +169,7 @@ class Outlet:
         """Says how this agent is answered, once there is something to answer."""
         if self._greeted:
             return
-        with contextlib.suppress(
-            *self._errors
-        ):  # then nothing is packed; and the write will say what is wrong
+        with contextlib.suppress(*self._errors):  # what is wrong, the write will say
             self._tell(bytes(Hello(self._token, self._agents.connection_of(self._sender))))
             self._greeted = True
 
@@ -280,13 +264,7 @@ class Outlet:
         flight.plain.popleft()
         near = rows(runs.source + flight.source.address, runs.length)
         far = rows(runs.target + flight.target, runs.length)
-        transfer = Transfer(self._sender, self.agent, near, far, self._errors)
-        try:
-            transfer.begin()
-        except self._errors:
-            transfer.release()
-            raise
-        return _Plain(len(runs.length), transfer)
+        return Transfer(self._sender, self.agent, near, far, self._errors)
 
     def _fail(self, flight: _InFlight, error: Exception) -> None:
         """A part of a write failed: what of it is not begun never is. It ends once nothing is under way.

@@ -23,7 +23,7 @@ from collections.abc import Mapping as Map
 
 import numpy as np
 
-from kvpushd.core.runs import Int64s, Runs
+from kvpushd.core.runs import Runs, check_runs
 from kvpushd.errors import Invalid
 from kvpushd.memory.host import Bytes, Mapping
 from kvpushd.mover.transport.copying import gather, scatter
@@ -78,7 +78,7 @@ def parcels_of(runs: Runs) -> deque[Runs]:
     while first < len(ends):
         before = int(ends[first - 1]) if first else 0
         last = int(np.searchsorted(ends, before + room, side="right"))
-        parcels.append(Runs(runs.source[first:last], runs.target[first:last], runs.length[first:last]))
+        parcels.append(runs.pick(slice(first, last)))
         first = last
     return parcels
 
@@ -136,16 +136,6 @@ class Dock:
         offsets, lengths = table
         check_runs(offsets, lengths, len(pool), SLOT_BYTES - begin)
         scatter(slot[begin : begin + int(lengths.sum())], pool, offsets, lengths)
-
-
-def check_runs(offsets: Int64s, lengths: Int64s, pool_bytes: int, room: int) -> None:
-    """Raises Invalid where a run that another has named is not inside of its pool, or all are too long."""
-    # One by one, since a sum of the two could wrap round.
-    inside = (offsets >= 0) & (offsets <= pool_bytes) & (lengths > 0) & (lengths <= room)
-    if not inside.all() or (offsets + lengths > pool_bytes).any() or lengths.sum() > room:
-        raise Invalid(
-            f"a parcel's runs leave their pool of {pool_bytes:,} bytes, or are more than {room:,} bytes"
-        )
 
 
 def _begin(count: int) -> int:

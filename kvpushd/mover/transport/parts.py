@@ -6,9 +6,8 @@ from __future__ import annotations
 from collections import deque
 
 import numpy as np
-from numpy.typing import NDArray
 
-from kvpushd.core.runs import Runs
+from kvpushd.core.runs import Runs, numbered
 from kvpushd.mover.transport.parcel import SHORT_BYTES, parcels_of
 
 PART_RUNS = 2048
@@ -23,7 +22,7 @@ def _pieces(runs: Runs) -> Runs:
     if not len(counts) or counts.max() <= 1:
         return runs
     whole = np.repeat(np.arange(len(counts)), counts)
-    offset = (np.arange(len(whole)) - np.repeat(np.cumsum(counts) - counts, counts)) * PIECE_BYTES
+    offset = numbered(counts) * PIECE_BYTES
     length = np.minimum(runs.length[whole] - offset, PIECE_BYTES)
     return Runs(runs.source[whole] + offset, runs.target[whole] + offset, length)
 
@@ -32,14 +31,10 @@ def parts_of(runs: Runs, packs: bool) -> tuple[deque[Runs], deque[Runs]]:
     """Cuts a write into what is under way at a time: runs as they are and, with `packs`, parcels."""
     if packs:
         short = runs.length < SHORT_BYTES
-        return _plain(_of(runs, ~short)), parcels_of(_of(runs, short))
+        return _plain(runs.pick(~short)), parcels_of(runs.pick(short))
     return _plain(runs), deque()
 
 
 def _plain(runs: Runs) -> deque[Runs]:
     runs = _pieces(runs)
-    return deque(_of(runs, slice(i, i + PART_RUNS)) for i in range(0, len(runs.length), PART_RUNS))
-
-
-def _of(runs: Runs, some: slice | NDArray[np.bool_]) -> Runs:
-    return Runs(runs.source[some], runs.target[some], runs.length[some])
+    return deque(runs.pick(slice(i, i + PART_RUNS)) for i in range(0, len(runs.length), PART_RUNS))

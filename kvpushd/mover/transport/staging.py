@@ -15,7 +15,7 @@ from kvpushd.memory.host import Bytes, anonymous
 from kvpushd.mover.transport.agents import register
 from kvpushd.mover.transport.notices import Bell, Unpacked
 from kvpushd.mover.transport.parcel import NUMBER_BITS, SLOT_BYTES, SLOTS, SLOTS_BYTES, Slots, pack
-from kvpushd.mover.transport.transfer import Errors, Transfer, rows
+from kvpushd.mover.transport.transfer import Errors, Rows, Transfer, rows
 
 RING_SECONDS = 0.05
 """After which a bell is rung again. A receiver that is gone ends no write of a parcel that has come to it:
@@ -61,13 +61,8 @@ class Staging:
         bell = Bell(slot, secrets.randbits(NUMBER_BITS))
         nbytes = pack(self._slots.slot(slot), bell.number, pool, source, runs)
         near, far = (_row(at + slot * SLOT_BYTES, nbytes) for at in (self._slots.address, self._landing))
-        write = Transfer(self._sender, self._agent, near, far, self._errors, bytes(bell))
         self._said.pop(slot, None)
-        try:
-            write.begin()
-        except self._errors:
-            write.release()
-            raise
+        write = Transfer(self._sender, self._agent, near, far, self._errors, bytes(bell))
         return Parcel(self, bell, write)
 
     def hear(self, said: Unpacked) -> None:
@@ -104,7 +99,7 @@ class Parcel:
         """Whether all of it is in its pool. Raises NIXL's errors, TransportFailed where it was refused."""
         now = time.monotonic()
         if self._rang is None:
-            if not self._write.ended:
+            if not self._write.over():
                 return False
             self._rang = now
         said = self._staging.said(self._bell.slot)
@@ -123,5 +118,5 @@ class Parcel:
         self._write.release()
 
 
-def _row(address: int, nbytes: int) -> np.ndarray:
+def _row(address: int, nbytes: int) -> Rows:
     return rows(np.array([address]), np.array([nbytes]))

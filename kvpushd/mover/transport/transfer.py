@@ -24,7 +24,7 @@ def rows(addresses: Int64s, lengths: Int64s) -> Rows:
 
 
 class Transfer:
-    """WRITEs from near to far. The lists are made for it alone.
+    """WRITEs from near to far, begun as it is made. The lists are made for it alone.
 
     That takes 0.1 ms for hundreds of runs. Prepared lists, kept per pool, would save it only where all runs
     have one length, which merging undoes.
@@ -41,6 +41,7 @@ class Transfer:
     ) -> None:
         """From memory of the agent `sender` to memory of the connected one called `agent`, which is told
         `bell` once all is there. Raises NIXL's `errors`."""
+        self.runs = len(near)
         self._sender = sender
         self._errors = errors
         self._handles: list[Any] = []
@@ -51,16 +52,12 @@ class Transfer:
             mine, theirs = self._handles
             self._transfer = sender.make_prepped_xfer("WRITE", mine, index, theirs, index, bell)
             self._handles.append(self._transfer)
+            sender.transfer(self._transfer)
         except errors:
             self.release()
             raise
 
-    def begin(self) -> None:
-        """Begins. Raises NIXL's errors."""
-        self._sender.transfer(self._transfer)
-
-    @property
-    def ended(self) -> bool:
+    def over(self) -> bool:
         """Whether all is there. To ask costs 3 us, and makes progress with it. Raises NIXL's errors."""
         return bool(self._sender.check_xfer_state(self._transfer) != "PROC")
 
