@@ -11,7 +11,6 @@ import importlib
 import importlib.util
 import select
 import weakref
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 from kvpushd.errors import ConfigError
@@ -38,6 +37,8 @@ class Agents:
         self._bell = select.epoll()
         self._rings: dict[int, weakref.ref[Owner]] = {}
         """By descriptor, whose agent rings it."""
+        self._silent: weakref.WeakSet[Owner] = weakref.WeakSet()
+        """Whose agents have nothing that could ring."""
         self._bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
         # NIXL's exceptions have no base but Exception.
         self.errors: tuple[type[Exception], ...] = tuple(
@@ -54,7 +55,10 @@ class Agents:
         before = set(descriptors.names())
         agent = self._nixl.nixl_agent(name, self._nixl.nixl_agent_config(enable_prog_thread=False))
         if owner is not None:
-            for descriptor in descriptors.epolls(set(descriptors.names()) - before):
+            rings = descriptors.epolls(set(descriptors.names()) - before)
+            if not rings:
+                self._silent.add(owner)
+            for descriptor in rings:
                 # It leaves the bell by itself when the agent closes it.
                 self._bell.register(descriptor, select.EPOLLIN)
                 self._rings[descriptor] = weakref.ref(owner)
@@ -75,12 +79,11 @@ class Agents:
         """
         return self._bell.fileno()
 
-    def rung(self) -> Iterator[Owner]:
-        """Those whose agents ring."""
-        for descriptor, _ in self._bell.poll(0):
-            owner = self._rings[descriptor]()
-            if owner is not None:
-                yield owner
+    def rung(self) -> list[Owner]:
+        """Those whose agents ring, and those whose agents never could."""
+        # One rings by several descriptors: one for each network device.
+        rung = dict.fromkeys([*self._silent, *(self._rings[fd]() for fd, _ in self._bell.poll(0))])
+        return [owner for owner in rung if owner is not None]
 
     def close(self) -> None:
         """Ends the bell; agents end with the last that refers to them."""

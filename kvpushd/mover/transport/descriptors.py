@@ -16,7 +16,9 @@ SPARE = 16
 def names() -> list[str]:
     """All of them. Raises TransportFailed where there is none left to look at them with."""
     try:
-        return os.listdir("/proc/self/fd")
+        listed = os.listdir("/proc/self/fd")
+        # The listing's own is among them, and closed by now: the next file that is opened gets its number.
+        return [name for name in listed if os.path.lexists(f"/proc/self/fd/{name}")]
     except OSError as error:
         raise TransportFailed(f"the mover can't make an agent: {error}") from error
 
@@ -30,11 +32,4 @@ def shortage() -> str:
 
 def epolls(among: Iterable[str]) -> list[int]:
     """Those of some of them that are epoll's."""
-    found = []
-    for name in among:
-        try:
-            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
-                found.append(int(name))
-        except FileNotFoundError:
-            continue  # the listing's own
-    return found
+    return [int(name) for name in among if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]"]

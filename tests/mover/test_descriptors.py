@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The descriptors of a process, by which a mover finds what its agents ring."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from kvpushd.mover.transport import descriptors
+from kvpushd.mover.transport.agents import Agents
+
+
+def test_an_epoll_is_found_whichever_number_it_gets() -> None:
+    # The first gets the number that the listing had.
+    before = set(descriptors.names())
+    with select.epoll() as first, select.epoll() as second:
+        found = descriptors.epolls(set(descriptors.names()) - before)
+        assert sorted(found) == sorted([first.fileno(), second.fileno()])
+
+
+class Owner:
+    """Counts how often its agent is looked at."""
+
+    looks = 0
+
+    def progress(self) -> None:
+        self.looks += 1
+
+
+@pytest.fixture
+def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
+    monkeypatch.setenv("UCX_TLS", "tcp,self")
+    made = Agents()
+    yield made
+    made.close()
+
+
+@pytest.mark.nixl
+def test_an_agent_rings_once_it_is_connected_to(agents: Agents) -> None:
+    owners = [Owner() for _ in range(4)]
+    made = [agents.make(f"rings-{time.monotonic_ns()}", owner) for owner in owners]
+    dials = agents.make(f"dials-{time.monotonic_ns()}")
+    for agent in made:
+        agent.get_new_notifs()
+    assert not agents.rung()
+    for owner, agent in zip(owners, made, strict=True):
+        dials.make_connection(dials.add_remote_agent(agent.get_agent_metadata()).decode())
+        deadline = time.monotonic() + 30
+        while owner not in (rung := agents.rung()):
+            assert time.monotonic() < deadline
+        assert rung == [owner]
+        agent.get_new_notifs()
+
+
+@pytest.mark.nixl
+def test_one_that_could_never_ring_is_looked_at_in_each_round(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner = Owner()
+    monkeypatch.setattr(descriptors, "epolls", lambda among: [])
+    agent = agents.make(f"silent-{time.monotonic_ns()}", owner)
+    assert [agents.rung(), agents.rung()] == [[owner], [owner]]
+    del agent, owner
+    assert not agents.rung()
