@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from kvpushd.core.words import SECOND, Instant
 
@@ -16,6 +17,13 @@ next post (some milliseconds on a busy machine), short against what a small one 
 MEMORY: Instant = 60_000_000_000
 """For so many nanoseconds after one has overtaken another, the next is expected to: what is asked of a node
 is of one kind for longer than a transfer takes."""
+LONE = 1.5
+"""And never worth less than so many times what a write takes that finds nothing in flight. Where that is
+longer, what is in flight would be all that the link seems to carry, and then less, and ever less."""
+FARTHEST: Instant = 200_000_000
+"""But never more, for that: a link may be so slow that a single write takes longer."""
+LONES = 4
+"""Such writes, of which the quickest counts: one may have been unlucky."""
 WRITES = 3
 """In flight at a time: when one has ended the others last until the next is there, though that be late."""
 SAMPLE: Instant = 5_000_000
@@ -54,6 +62,8 @@ class Pace:
     _gathered: int = 0
     """Bytes that it has."""
     _last_end: Instant = 0
+    _lone: deque[Instant] = field(default_factory=lambda: deque(maxlen=LONES))
+    """What the last of those took."""
     _bytes: float = 0.0
     """Of all samples, the older the less."""
     _time: float = 0.0
@@ -63,6 +73,7 @@ class Pace:
     def flight(self) -> int:
         """Bytes to have in flight."""
         horizon = CROWDED if self._now < self._crowded_until else HORIZON
+        horizon = max(horizon, min(int(LONE * min(self._lone, default=0)), FARTHEST))
         wanted = int(self.rate * horizon / SECOND) if self.rate else FIRST_FLIGHT
         return min(max(wanted, LEAST_FLIGHT), self.most_flight)
 
@@ -103,6 +114,7 @@ class Pace:
         full, most = self._crammed or self._refused, self._in_flight
         self._in_flight = max(self._in_flight - size, 0)
         if posted > self._last_end:
+            self._lone.append(ended - posted)
             if self._gathered:
                 self._close()
             self._begun, self._counted = posted, False

@@ -84,6 +84,20 @@ def test_less_is_in_flight_where_transfers_overtake_one_another_and_for_a_while_
     assert link.pace.flight == pytest.approx(1e9 * HORIZON / SECOND, rel=0.1)
 
 
+@pytest.mark.parametrize("way", [25 * MS, 100 * MS])
+@pytest.mark.parametrize("rate", [2e8, 1e9])
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_long_way_is_not_taken_for_a_slow_link(rate: float, way: Instant, crowded: bool) -> None:
+    link = Link(rate, way=way)
+    for _ in range(20):
+        if crowded:
+            link.pace.overtaken(link.now)
+        link.carry(int(rate / 4))
+        link.now += SECOND
+    assert link.carry(int(2 * rate)) > 0.75 * rate
+    assert link.most_in_flight < 3 * max(rate * max(way, HORIZON) / SECOND, FIRST_FLIGHT)
+
+
 @pytest.mark.parametrize("look", [MS // 50, MS, 5 * MS])
 @pytest.mark.parametrize("turn", [MS // 10, MS, 3 * MS])
 @pytest.mark.parametrize("rate", [2e8, 1e9, 5e9, 1e10])
