@@ -23,7 +23,7 @@ from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
 from kvpushd.mover import blocks
-from kvpushd.mover.attention import SENDING, Attention, Rest, longest_wait
+from kvpushd.mover.attention import RUNG, SENDING, Attention, Rest, longest_wait
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Carrier, Completion, Region, Transport, Write
 from kvpushd.rpc import wire
 
@@ -85,7 +85,7 @@ class Mover:
         self._writes: dict[int, _Posted] = {}
         self._sparse: deque[_Pool] = deque()
         self._attention = Attention.IDLE
-        self._rest = Rest()
+        self._rest, self._pause = Rest(*RUNG), Rest(*SENDING)
         self._ended_some = False
         self._rounds = 0
         self._landed_bytes = 0
@@ -108,7 +108,7 @@ class Mover:
         if self._busy:
             return 0.0
         if self._outgoing.in_flight:
-            return 0.0 if self._ended_some else SENDING
+            return 0.0 if self._ended_some else self._pause.seconds
         return longest_wait(self._attention, self.bell is not None)
 
     @property
@@ -145,8 +145,8 @@ class Mover:
             case unknown:
                 raise Invalid(f"a mover knows no command {unknown}: the daemon is of another version")
 
-    def step(self) -> Reports:
-        """One round: progress for writes and inlets, and what came of it."""
+    def step(self, rang: bool = True) -> Reports:
+        """One round: progress for writes and inlets, and what came of it. `rang`: whether the bell did."""
         self._rounds += 1
         reports: Reports = []
         begun = time.monotonic()
@@ -159,7 +159,11 @@ class Mover:
         if self._sparse and not self._writes:
             self._populate(self._sparse[0])
         now = time.monotonic()
-        self._rest.after(now - begun)
+        for rest, goes_on in ((self._rest, rang), (self._pause, self._outgoing.in_flight)):
+            if goes_on:
+                rest.after(now - begun)
+            else:
+                rest.over()
         if now - self._last_beat >= BEAT_SECONDS:
             self._last_beat = now
             reports.append(mover_pb2.MoverReport(beat=self._beat()))
