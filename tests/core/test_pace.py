@@ -98,6 +98,15 @@ def test_a_long_way_is_not_taken_for_a_slow_link(rate: float, way: Instant, crow
     assert link.most_in_flight < 3 * max(rate * max(way, HORIZON) / SECOND, FIRST_FLIGHT)
 
 
+@pytest.mark.parametrize("rate", [2e8, 1e9])
+def test_a_way_that_becomes_longer_does_not_make_a_crowded_link_slower_and_slower(rate: float) -> None:
+    link = Link(rate)
+    link.pace.overtaken(0)
+    link.carry(int(rate))
+    link.way = CROWDED
+    assert link.carry(int(2 * rate)) > 0.5 * rate
+
+
 @pytest.mark.parametrize("look", [MS // 50, MS, 5 * MS])
 @pytest.mark.parametrize("turn", [MS // 10, MS, 3 * MS])
 @pytest.mark.parametrize("rate", [2e8, 1e9, 5e9, 1e10])
