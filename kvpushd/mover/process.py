@@ -15,13 +15,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.memory.host import anonymous
 from kvpushd.mover.lanes import Lanes
 from kvpushd.mover.link import Link, LinkClosed
 from kvpushd.mover.mover import Mover
-from kvpushd.mover.transport.base import Carrier
+from kvpushd.mover.transport.base import Carrier, Transport
 from kvpushd.mover.transport.corrupt import WRONG_BYTES, Corrupting
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.transport.nixl import NixlTransport
@@ -39,15 +40,19 @@ _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
 
 
-def main(
-    argv: Sequence[str] | None = None,
-    new_link: Callable[[socket.socket], Link] = Link,
-    new_mover: Callable[[str, str | None, Lanes], Mover] | None = None,
-) -> int:
-    """Entry point of the child. Returns the exit status, or ends the process where the daemon is gone.
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a mover is made of; a test build has others."""
 
-    `new_mover` makes the mover of its sending agent's name, the fault that is asked for, and what UCX says.
-    """
+    link: Callable[[socket.socket], Link] = Link
+    mover: Callable[..., Mover] = Mover
+    local: Callable[[], Carrier] = LocalCarrier
+    transport: Callable[[str], Transport] = NixlTransport
+    """Of the sending agent's name."""
+
+
+def main(argv: Sequence[str] | None = None, parts: Parts = Parts()) -> int:
+    """Entry point of the child. Returns the exit status, or ends the process where the daemon is gone."""
     parser = argparse.ArgumentParser(prog="python -m kvpushd.mover", description=__doc__)
     parser.add_argument("--fd", type=int, required=True, help="the link's descriptor, inherited")
     parser.add_argument("--parent", type=int, required=True, help="process id of the daemon")
@@ -58,11 +63,10 @@ def main(
     _settle(options.parent)
     lanes = Lanes.of_stdout()
     _stand_by(options.agent)
-    link = new_link(socket.socket(fileno=options.fd))
-    if new_mover is not None:
-        mover = new_mover(options.agent, options.fault, lanes)
-    else:
-        mover = _build(options.agent, options.fault, lanes, VERIFY[options.verify])
+    link = parts.link(socket.socket(fileno=options.fd))
+    transport = parts.transport(options.agent)
+    local, outgoing = (_wrapped(each, options) for each in (parts.local(), transport))
+    mover = parts.mover(local, transport, outgoing=outgoing, lanes=lanes.names)
     try:
         serve(link, mover)
     except LinkClosed:
@@ -117,9 +121,9 @@ def _rounds(link: Link, mover: Mover, events: select.epoll) -> None:
             _say(link, mover.handle(command, link.take_descriptor))
             # UCX may carry most of a write as it begins. Then the daemon shall hear of its end before the
             # next one begins, so that it has another ready when that ends.
-            _say(link, mover.step())
+            _say(link, mover.step(rang))
         if not messages:
-            _say(link, mover.step())
+            _say(link, mover.step(rang))
 
 
 def _say(link: Link, reports: Iterable[mover_pb2.MoverReport]) -> None:
@@ -141,12 +145,9 @@ def _settle(parent: int) -> None:
     libc.prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
 
 
-def _build(agent: str, fault: str | None, lanes: Lanes, verify_every: int) -> Mover:
-    transport = NixlTransport(agent)
-    local: Carrier = LocalCarrier()
-    outgoing: Carrier = transport
-    if fault is not None:
-        local, outgoing = (Corrupting(carrier, anonymous(WRONG_BYTES)) for carrier in (local, outgoing))
-    if verify_every:
-        local, outgoing = (Verifying(carrier, verify_every) for carrier in (local, outgoing))
-    return Mover(local, transport, outgoing=outgoing, lanes=lanes.names)
+def _wrapped(carrier: Carrier, options: argparse.Namespace) -> Carrier:
+    """The carrier as the options have it."""
+    if options.fault is not None:
+        carrier = Corrupting(carrier, anonymous(WRONG_BYTES))
+    every = VERIFY[options.verify]
+    return Verifying(carrier, every) if every else carrier

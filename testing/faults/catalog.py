@@ -3,7 +3,7 @@
 
 A message's point is "LINK.send.MESSAGE" or "LINK.recv.MESSAGE", as the process sees it that has the point; a
 call's is "nixl.METHOD" (or "local.METHOD", for copies within a node), and "nixl.completion" is what `poll`
-gives out.
+gives out. Agents' notices are messages, too: "notice.send.NOTICE" and "notice.recv.NOTICE".
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 from kvpush_client._proto import admin_pb2, engine_pb2, mover_pb2, peer_pb2
+from kvpushd.mover.transport.notices import Notice
 from testing.faults.rules import Act, Rule
 
 CLIENT, DAEMON, MOVER = "client", "daemon", "mover"
 
-CARRIER_CALLS = ("register", "deregister", "post", "poll")
+CARRIER_CALLS = ("register", "deregister", "post", "inspect", "poll")
 WAY_CALLS = ("open_inlet", "close_inlet", "open_outlet", "close_outlet", "cut_outlet")
 TRANSPORT_CALLS = (*CARRIER_CALLS, *WAY_CALLS, "progress")
 COMPLETION = "completion"
@@ -43,6 +44,8 @@ class Point:
         if family in ("nixl", "local") and what != COMPLETION:
             # Only writes can overtake each other.
             return act is not Act.REORDER or what == "post"
+        if what.startswith("recv.") and family == "notice":
+            return act is not Act.FAIL  # nobody is told that he did not hear
         if family in ("admin", "fds"):
             return act not in (Act.REPEAT, Act.REORDER)  # one question, one answer
         return True
@@ -50,7 +53,7 @@ class Point:
     @staticmethod
     def _allows_after(family: str, what: str, act: Act) -> bool:
         """What has passed has passed: it can't be lost, doubled or swapped; what follows can be late."""
-        if family in ("admin", "fds") or what == COMPLETION or act in (Act.REPEAT, Act.REORDER):
+        if family in ("admin", "fds", "notice") or what == COMPLETION or act in (Act.REPEAT, Act.REORDER):
             return False
         if act is Act.DROP:
             return what in TELLING_CALLS and family in ("nixl", "local")
@@ -100,6 +103,9 @@ def _points() -> Iterator[Point]:
     for method in admin_methods():
         yield Point(f"admin.recv.{method}", DAEMON)
         yield Point(f"admin.send.{method}", DAEMON)
+    for notice in get_args(Notice):
+        yield Point(f"notice.send.{notice.__name__}", MOVER)
+        yield Point(f"notice.recv.{notice.__name__}", MOVER)
     for call in (*TRANSPORT_CALLS, COMPLETION):
         yield Point(f"nixl.{call}", MOVER)
     for call in (*CARRIER_CALLS, COMPLETION):

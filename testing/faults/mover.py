@@ -7,16 +7,16 @@ import os
 import socket
 import sys
 from functools import partial
+from typing import Any
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.mover import process
-from kvpushd.mover.lanes import Lanes
 from kvpushd.mover.link import Link, LinkClosed
 from kvpushd.mover.mover import Mover, Reports, TakeDescriptor
-from kvpushd.mover.transport.base import Carrier, Transport
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.transport.nixl import NixlTransport
 from testing.faults.catalog import MOVER
+from testing.faults.notices import FaultyAgents
 from testing.faults.parts import name_of, same
 from testing.faults.points import Broken, Lane, Points
 from testing.faults.rules import Act, Rule
@@ -48,8 +48,8 @@ class FaultyLink(Link):
 class FaultyMover(Mover):
     """A mover whose commands pass the points "mover.recv.*"."""
 
-    def __init__(self, points: Points, local: Carrier, transport: Transport, lanes: Lanes) -> None:
-        super().__init__(local, transport, lanes=lanes.names)
+    def __init__(self, points: Points, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._points = points
         self._commands: Lane[Command] = Lane()
 
@@ -81,15 +81,23 @@ def _copy(command: Command) -> Command:
     return command[0], None if command[1] is None else os.dup(command[1])
 
 
-def _build(points: Points, agent: str, fault: str | None, lanes: Lanes) -> Mover:
-    local = FaultyCarrier(LocalCarrier(), points, "local")
-    return FaultyMover(points, local, FaultyTransport(NixlTransport(agent), points, "nixl"), lanes)
+def _transport(points: Points, agent: str) -> FaultyTransport:
+    return FaultyTransport(NixlTransport(agent, partial(FaultyAgents, points)), points, "nixl")
+
+
+def parts(points: Points) -> process.Parts:
+    """A mover's, with points at all of them."""
+    return process.Parts(
+        link=partial(FaultyLink, points),
+        mover=partial(FaultyMover, points),
+        local=lambda: FaultyCarrier(LocalCarrier(), points, "local"),
+        transport=partial(_transport, points),
+    )
 
 
 def main() -> int:
     """A mover's process, with the points of its environment's board."""
-    points = Points.of_environment(MOVER, os.environ)
-    return process.main(None, partial(FaultyLink, points), partial(_build, points))
+    return process.main(parts=parts(Points.of_environment(MOVER, os.environ)))
 
 
 if __name__ == "__main__":

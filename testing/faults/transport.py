@@ -66,31 +66,33 @@ class FaultyCarrier:
 
     def post(self, write: Write) -> None:
         """As the inner carrier. What fails ends by `poll`; what is dropped never ends."""
+        self._begin("post", self._inner.post, self._posts, write)
+
+    def inspect(self, write: Write) -> None:
+        """The same of an inspection."""
+        self._begin("inspect", self._inner.inspect, Lane(), write)
+
+    def _begin(self, method: str, call: Callable[[Write], None], lane: Lane[Write], write: Write) -> None:
         self._outlets[write.write_id] = write.outlet_id
-        rule = self._points.strikes(f"{self._family}.post", "before")
+        rule = self._points.strikes(f"{self._family}.{method}", "before")
         try:
             self._suffer(rule)
         except Broken as error:
             self._ended.append(Completion(write.write_id, Fault(Reason.TRANSPORT_FAILED, str(error))))
             return
         self._lost[write.write_id] = write.outlet_id
-        for passed in self._posts.passes(write, rule, self._twin):
-            self._inner.post(passed)
+        for passed in lane.passes(write, rule, self._twin):
+            call(passed)
             self._lost.pop(passed.write_id, None)
-        after = self._points.strikes(f"{self._family}.post", "after")
+        after = self._points.strikes(f"{self._family}.{method}", "after")
         try:
             self._suffer(after)
         except Broken:
-            return  # it was posted, and its end will say what came of it
+            return  # it was begun, and its end will say what came of it
 
     def _twin(self, write: Write) -> Write:
         self._doubled[write.write_id] = None
         return replace(write, write_id=write.write_id + TWICE)
-
-    def inspect(self, write: Write) -> None:
-        """As the inner carrier."""
-        self._outlets[write.write_id] = write.outlet_id
-        self._inner.inspect(write)
 
     def poll(self) -> list[Completion]:
         """As the inner carrier."""

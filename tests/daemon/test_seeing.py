@@ -103,7 +103,8 @@ def test_what_is_announced_is_counted_on_either_side_of_its_link_before_it_is_ma
     transfer(p, d)
 
     def in_flight() -> list[int]:
-        return [peer.transfers for node in (nodes.p, nodes.d) for peer in node.peers() if peer.up]
+        both = (nodes.p, nodes.d)
+        return [sum(peer.transfers for peer in node.peers() if peer.up) for node in both]
 
     eventually(in_flight, lambda seen: seen == [0, 0])
     key = new_key()

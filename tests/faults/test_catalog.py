@@ -7,11 +7,13 @@ import asyncio
 import os
 import threading
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from kvpush_client._proto import engine_pb2, mover_pb2, peer_pb2
 from kvpushd.mover.transport.base import Carrier, Transport
+from kvpushd.mover.transport.notices import Notice
 from testing.faults import catalog
 from testing.faults.board import Board
 from testing.faults.points import Broken, Lane, Points
@@ -30,10 +32,9 @@ def points(board: Board, process: str = catalog.DAEMON, node: str = "d") -> Poin
 
 
 def test_every_call_of_the_transport_contract_is_a_point() -> None:
-    # What only looks, or ends the process's use of all, can't go wrong by itself. What becomes of an
-    # inspection that nobody answers, or answers wrongly, is in tests/mover.
+    # What only looks, or ends the process's use of all, can't go wrong by itself.
     calls = {name for kind in (Carrier, Transport) for name in vars(kind) if not name.startswith("_")}
-    looks = {"name", "in_flight", "handles", "close", "bell", "inspect"}
+    looks = {"name", "in_flight", "handles", "close", "bell"}
     assert {f"nixl.{call}" for call in calls - looks} <= {point.name for point in catalog.points()}
 
 
@@ -51,6 +52,11 @@ def test_every_call_of_the_transport_contract_is_a_point() -> None:
 def test_every_message_is_a_point_where_it_is_sent(link: str, message: type) -> None:
     kinds = {field.message_type.name for field in message.DESCRIPTOR.fields}  # type: ignore[attr-defined]
     assert {f"{link}.send.{kind}" for kind in kinds} <= {point.name for point in catalog.points()}
+
+
+def test_every_notice_of_an_agent_is_a_point_on_either_side() -> None:
+    sides = {f"notice.{side}.{kind.__name__}" for side in ("send", "recv") for kind in get_args(Notice)}
+    assert sides <= {point.name for point in catalog.points()}
 
 
 def test_a_rule_strikes_as_often_as_it_says_from_its_nth_time_on(board: Board) -> None:
@@ -96,6 +102,8 @@ def test_without_rules_nothing_strikes(board: Board) -> None:
         Rule("nixl.post", Act.FAIL, when="after"),
         Rule("fds.send.PoolAnswer", Act.FAIL, when="after"),
         Rule("admin.recv.GetStatus", Act.DELAY, when="after"),
+        Rule("notice.recv.Bell", Act.FAIL),
+        Rule("nixl.inspect", Act.REORDER),
     ],
 )
 def test_a_rule_that_can_happen_nowhere_is_refused(board: Board, rule: Rule) -> None:

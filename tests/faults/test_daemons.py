@@ -40,6 +40,7 @@ ENDS = {
     # What a call that was not made should have opened is refused by name.
     "nixl": MOVERS | {Reason.INVALID},
     "local": MOVERS | {Reason.INVALID},
+    "notice": MOVERS,
 }
 CANCELS = {None, Reason.CANCELLED, Reason.PEER_CANCELLED}
 
@@ -60,8 +61,17 @@ class Case:
         return self.point.name.partition(".")[0]
 
     @property
+    def needs_talk(self) -> bool:
+        """Whether only nodes come by whose agents talk."""
+        return self.family == "notice" or self.point.name.endswith(".inspect")
+
+    @property
     def is_harmless(self) -> bool:
         """Whether nothing may come of it."""
+        if self.family == "notice":
+            # What is not answered is said again. What a sender can't even say ends its write.
+            fatal = (Act.HANG, Act.FAIL) if self.point.name.endswith(("Bell", "Inspect")) else (Act.HANG,)
+            return self.act not in fatal
         # A second hello is no message that is said twice, but another one; and a mover that tells of a write
         # which is not under way is taken for one that is out of its mind.
         # And where a way is cut, something was wrong before.
@@ -77,7 +87,9 @@ CASES = [
     Case(point, act)
     for point in catalog.points()
     for act in ACTS
-    if point.name.startswith(("peer.send.", "session.send.", "mover.send.", "nixl.", "local.", "fds."))
+    if point.name.startswith(
+        ("peer.send.", "session.send.", "mover.send.", "nixl.", "local.", "fds.", "notice.")
+    )
     and point.allows("before", act)
 ]
 
@@ -85,6 +97,13 @@ CASES = [
 BRIEF: dict[str, set[tuple[str, Act]]] = {
     "nixl": set(),
     "local": {("local.register", Act.FAIL), ("local.post", Act.REPEAT), ("local.completion", Act.FAIL)},
+    "notice": {
+        ("notice.recv.Hello", Act.DROP),
+        ("notice.send.Welcome", Act.FAIL),
+        ("notice.recv.Bell", Act.DROP),
+        ("notice.recv.Unpacked", Act.REPEAT),
+        ("notice.send.Added", Act.DROP),
+    },
     "fds": {("fds.recv.PoolOffer", Act.FAIL), ("fds.send.PoolAnswer", Act.DROP)},
 }
 """Of what is no message between processes that stay."""
@@ -106,8 +125,9 @@ def is_brief(case: Case) -> bool:
     [pytest.param(case, id=case.name, marks=() if is_brief(case) else pytest.mark.long) for case in CASES],
 )
 def test_whatever_goes_wrong_all_ends_once_with_a_reason_and_the_next_transfer_lands(
-    pair: Pair, case: Case
+    request: pytest.FixtureRequest, case: Case
 ) -> None:
+    pair: Pair = request.getfixturevalue("talking" if case.needs_talk else "pair")
     rule = Rule(case.point.name, case.act, process=case.point.process, seconds=0.1)
     first, second = pair.story(rule)
     if case.is_harmless:

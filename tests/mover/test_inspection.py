@@ -25,7 +25,7 @@ class Ends:
     def __init__(self) -> None:
         self.source = np.frombuffer(np.random.default_rng(1).bytes(POOL), np.uint8)
         self.target = self.source.copy()
-        self.said: list[bytes] = []
+        self.said: list[Inspect] = []
         self.inspections = Inspections()
 
     def add(self, write_id: int, runs: list[tuple[int, int]], pool: int = PLACE) -> None:
@@ -36,7 +36,7 @@ class Ends:
     def answer(self) -> tuple[int, Fault | None]:
         """Lets the receiver answer, and says how the first of them ended."""
         assert self.inspections.step(self.said.append) is None
-        asked = notices.read(self.said.pop())
+        asked = notices.read(bytes(self.said.pop()))
         assert isinstance(asked, Inspect)
         self.inspections.hear(inspected(asked, {PLACE: self.target}))
         ended = self.inspections.step(self.said.append)

@@ -48,6 +48,10 @@ class Two:
         """Opens an outlet, and lets the two sides say what they have to say."""
         self.sender.open_outlet(outlet, self.agent, self.metadata, [region or self.region])
         self.sender._outlets[outlet]._greet()
+        self.meet()
+
+    def meet(self) -> None:
+        """Lets the two sides hear what they have said."""
         until = time.monotonic() + 0.25
         while time.monotonic() < until:
             self.sender.progress()
@@ -143,6 +147,21 @@ def test_they_go_as_they_are_to_who_knows_no_parcels(
     assert two.landed
 
 
+@pytest.mark.parametrize("lost", [Hello, Welcome])
+def test_a_hello_that_is_not_answered_is_said_again(
+    two: Two, lost: type[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as deaf:
+        deaf.setattr(notices, "read", lambda said: None if isinstance(read(said), lost) else read(said))
+        two.connect()
+        assert two.write()[1] == 1
+    monkeypatch.setattr("kvpushd.mover.transport.outlet.HELLO_SECONDS", 0.0)
+    assert two.write()[1] == 1
+    two.meet()
+    assert two.write()[1] == 3
+    assert two.landed
+
+
 @pytest.mark.parametrize("other", [Welcome(1, 3, SLOT_BYTES), Welcome(1, SLOTS, SLOT_BYTES + 1)])
 def test_they_go_as_they_are_to_who_has_other_slots(
     two: Two, other: Welcome, monkeypatch: pytest.MonkeyPatch
@@ -212,8 +231,8 @@ def test_bells_without_end_are_answered_once_a_round(two: Two, monkeypatch: pyte
     assert two.write()[1] == 3
     inlet, said = two.receiver._inlets[1], []
     monkeypatch.setattr(inlet, "_hear", lambda sender, notice: said.append(notice))
-    bells = [bytes(Bell(slot, 7)) for slot in (0, 1)] * 100 + [bytes(Inspect(1, 2, b"x" * 16))] * 100
-    monkeypatch.setattr("kvpushd.mover.transport.inlet.heard", lambda _: {two.packer: bells})
+    bells = [Bell(slot, 7) for slot in (0, 1)] * 100 + [Inspect(1, 2, b"x" * 16)] * 100
+    monkeypatch.setattr(inlet._agents, "heard", lambda _: [(two.packer, bell) for bell in bells])
     inlet.progress()
     assert said == [Bell(0, 7), Bell(1, 7), Inspect(1, 2, b"x" * 16)]
 

@@ -14,7 +14,8 @@ import weakref
 from typing import Any, Protocol
 
 from kvpushd.errors import ConfigError
-from kvpushd.mover.transport import descriptors
+from kvpushd.mover.transport import descriptors, notices
+from kvpushd.mover.transport.notices import Notice
 
 PACKAGES = ("nixl_cu13", "nixl_cu12")
 DRAM = "DRAM"
@@ -37,7 +38,7 @@ class Agents:
         self._bell = select.epoll()
         self._rings: dict[int, weakref.ref[Owner]] = {}
         """By descriptor, whose agent rings it."""
-        self._silent: weakref.WeakSet[Owner] = weakref.WeakSet()
+        self._mute: list[weakref.ref[Owner]] = []
         """Whose agents have nothing that could ring."""
         self._bindings = importlib.import_module(f"{self._nixl.__name__}._bindings")
         # NIXL's exceptions have no base but Exception.
@@ -57,7 +58,7 @@ class Agents:
         if owner is not None:
             rings = descriptors.epolls(set(descriptors.names()) - before)
             if not rings:
-                self._silent.add(owner)
+                self._mute.append(weakref.ref(owner, self._mute.remove))
             for descriptor in rings:
                 # It leaves the bell by itself when the agent closes it.
                 self._bell.register(descriptor, select.EPOLLIN)
@@ -69,6 +70,22 @@ class Agents:
         nothing = self._bindings.nixlRegDList(self._bindings.DRAM_SEG)
         found: bytes = agent.get_partial_agent_metadata(nothing, inc_conn_info=True)
         return found
+
+    def tell(self, agent: Any, name: str, notice: Notice) -> None:
+        """Tells the agent of that name something, who may not hear it. Raises NIXL's errors."""
+        agent.send_notif(name, bytes(notice))
+
+    def heard(self, agent: Any) -> list[tuple[str, Notice]]:
+        """What an agent was told since it was last asked, and by whom. To ask makes progress, too.
+
+        Whoever reaches the agent's port can tell it something, and call itself what the bindings can't read.
+        """
+        try:
+            found: dict[str, list[bytes]] = agent.get_new_notifs()
+        except UnicodeDecodeError:
+            return []
+        read = ((name, notices.read(message)) for name, messages in found.items() for message in messages)
+        return [(name, notice) for name, notice in read if notice is not None]
 
     @property
     def bell(self) -> int:
@@ -82,7 +99,8 @@ class Agents:
     def rung(self) -> list[Owner]:
         """Those whose agents ring, and those whose agents never could."""
         # One rings by several descriptors: one for each network device.
-        rung = dict.fromkeys([*self._silent, *(self._rings[fd]() for fd, _ in self._bell.poll(0))])
+        owners = [self._rings[descriptor] for descriptor, _ in self._bell.poll(0)]
+        rung = dict.fromkeys(owner() for owner in (*self._mute, *owners))
         return [owner for owner in rung if owner is not None]
 
     def close(self) -> None:
@@ -93,18 +111,6 @@ class Agents:
 def register(agent: Any, address: int, nbytes: int) -> Any:
     """Registers host memory with an agent; what is returned undoes it. Raises NIXL's errors."""
     return agent.register_memory([(address, nbytes, 0, "")], DRAM)
-
-
-def heard(agent: Any) -> dict[str, list[bytes]]:
-    """What an agent was told since it was last asked, by the name of who said it. To ask makes progress, too.
-
-    Whoever reaches the agent's port can tell it something, and call itself what the bindings can't read.
-    """
-    try:
-        found: dict[str, list[bytes]] = agent.get_new_notifs()
-    except UnicodeDecodeError:
-        return {}
-    return found
 
 
 def name_of(loaded: bytes | str) -> str:

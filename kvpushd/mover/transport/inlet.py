@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvpushd.errors import BadMemory
 from kvpushd.memory.host import Mapping, anonymous, bytes_at
 from kvpushd.mover.transport import notices
-from kvpushd.mover.transport.agents import Agents, heard, name_of, register
+from kvpushd.mover.transport.agents import Agents, name_of, register
 from kvpushd.mover.transport.base import Region
 from kvpushd.mover.transport.inspection import inspected
 from kvpushd.mover.transport.notices import Bell, Hello, Inspect, Notice, Welcome
@@ -27,6 +27,7 @@ class Inlet:
 
     def __init__(self, agents: Agents, name: str, pools: Sequence[Region], packs: bool) -> None:
         """Makes an agent of that name for the pools and, with `packs`, for docks. Raises NIXL's errors."""
+        self._agents = agents
         self._errors = agents.errors
         self._agent = agents.make(name, self)
         self._pools = {pool.address: bytes_at(pool.address, pool.nbytes) for pool in pools}
@@ -48,15 +49,14 @@ class Inlet:
 
     def progress(self) -> None:
         """Takes in what has come, unpacks what is parcels, and answers."""
-        for sender, messages in heard(self._agent).items():
-            answered: set[object] = set()
-            for notice in map(notices.read, messages):
-                # A slot's bell counts once, and one inspection is asked for at a time: who says more than
-                # that keeps the mover from no one else.
-                what = notice.slot if isinstance(notice, Bell) else type(notice)
-                if what not in answered:
-                    answered.add(what)
-                    self._hear(sender, notice)
+        answered: set[object] = set()
+        for sender, notice in self._agents.heard(self._agent):
+            # A slot's bell counts once, and one inspection is asked for at a time: who says more than
+            # that keeps the mover from no one else.
+            what = (sender, notice.slot if isinstance(notice, Bell) else type(notice))
+            if what not in answered:
+                answered.add(what)
+                self._hear(sender, notice)
 
     def close(self) -> None:
         """Destroys the agent, to which nothing else refers, and then what parcels came to."""
@@ -65,7 +65,7 @@ class Inlet:
         self._pools = {}
         self._docks = None
 
-    def _hear(self, sender: str, notice: Notice | None) -> None:
+    def _hear(self, sender: str, notice: Notice) -> None:
         answer: Notice | None = None
         dock = self._met.get(sender)
         match notice:
@@ -77,7 +77,7 @@ class Inlet:
                 answer = inspected(notice, self._pools)
         if answer is not None:
             with contextlib.suppress(*self._errors):  # who can't be answered asks again, or is cut off
-                self._agent.send_notif(sender, bytes(answer))
+                self._agents.tell(self._agent, sender, answer)
 
     def _meet(self, sender: str, hello: Hello) -> Welcome | None:
         """Lets an agent that has the token be answered, and welcomes it to a dock if there is one left."""

@@ -62,10 +62,10 @@ class Inspections:
         """What the receiver says."""
         self._answer = added
 
-    def step(self, send: Callable[[bytes], None]) -> Completion | None:
-        """Asks for what is next by `send`, and says how it ended; None while nothing is known.
+    def step(self, tell: Callable[[Inspect], None]) -> Completion | None:
+        """Asks for what is next by `tell`, and says how it ended; None while nothing is known.
 
-        Raises what `send` raises.
+        Raises what `tell` raises.
         """
         if not self._open:
             return None
@@ -81,7 +81,7 @@ class Inspections:
             return self.give_up(Fault(Reason.TRANSPORT_FAILED, detail))
         if first.asked is None or now - first.asked > AGAIN_SECONDS:
             first.asked = now
-            send(bytes(first.said))
+            tell(first.said)
             # While the receiver adds up, too.
             first.checksum = checksum(first.source, first.runs.source, first.runs.length)
         return None

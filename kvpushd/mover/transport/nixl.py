@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvpush_client.events import Fault, Reason
@@ -37,12 +37,13 @@ class NixlTransport:
 
     name = "nixl-ucx"
 
-    def __init__(self, agent: str) -> None:
+    def __init__(self, agent: str, agents: Callable[[], Agents] = Agents) -> None:
         """Sending agents are called `agent` and a number: that must be unique among all peers' agents.
+        `agents` makes what makes them.
 
         Raises ConfigError where NIXL is not installed, or UCX can't begin with its settings.
         """
-        self._agents = Agents()
+        self._agents = agents()
         self._name = agent
         self._packs = PACKED.issuperset(os.environ.get("UCX_TLS", "all").split(","))
         try:

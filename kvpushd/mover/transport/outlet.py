@@ -14,10 +14,10 @@ from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, TransportFailed
 from kvpushd.memory.host import bytes_at
 from kvpushd.mover.transport import notices
-from kvpushd.mover.transport.agents import Agents, heard, name_of, register
+from kvpushd.mover.transport.agents import Agents, name_of, register
 from kvpushd.mover.transport.base import Completion, Region, Write
 from kvpushd.mover.transport.inspection import Inspections
-from kvpushd.mover.transport.notices import Added, Hello, Unpacked, Welcome
+from kvpushd.mover.transport.notices import Added, Hello, Notice, Unpacked, Welcome
 from kvpushd.mover.transport.parcel import SLOT_BYTES, SLOTS, worth_packing
 from kvpushd.mover.transport.parts import PART_RUNS, parts_of
 from kvpushd.mover.transport.staging import Staging
@@ -31,6 +31,8 @@ does not come back while bytes come: two senders kept a mover from its commands,
 In a pause there is nothing to take in, and a link of 176 MB/s is idle for 1 to 2 ms. The limit of runs is for
 those of a few KiB, which keep a receiver busy for much longer than their sender."""
 
+HELLO_SECONDS = 0.5
+"""After which a hello is said again that was not answered, where there is something to answer."""
 HIGHEST = (1 << 63) - 1
 """No address of a process is above this."""
 
@@ -90,7 +92,10 @@ class Outlet:
         self._busy_since = 0.0
         self._inspections = Inspections()
         self._staging: Staging | None = None
-        self._greeted = False
+        self._greeted = 0.0
+        """When hello was said last."""
+        self._met = False
+        """Whether the receiving agent has answered anything."""
         self._may_pack = False
         self._packs = False
         """Whether what is posted now goes as parcels."""
@@ -149,29 +154,33 @@ class Outlet:
 
     def progress(self) -> None:
         """Takes in what the agent is told by the receiving one."""
-        for name, messages in heard(self._sender).items():
-            for notice in map(notices.read, messages if name == self.agent else ()):
-                if isinstance(notice, Unpacked) and self._staging is not None:
-                    self._staging.hear(notice)
-                elif isinstance(notice, Added):
-                    self._inspections.hear(notice)
-                elif isinstance(notice, Welcome) and self._staging is None and self._may_pack:
-                    self._is_welcome(notice)
+        for name, notice in self._agents.heard(self._sender):
+            if name != self.agent:
+                continue
+            self._met = True
+            if isinstance(notice, Unpacked) and self._staging is not None:
+                self._staging.hear(notice)
+            elif isinstance(notice, Added):
+                self._inspections.hear(notice)
+            elif isinstance(notice, Welcome) and self._staging is None and self._may_pack:
+                self._is_welcome(notice)
 
     def _is_welcome(self, welcome: Welcome) -> None:
         if (welcome.slots, welcome.slot_bytes) != (SLOTS, SLOT_BYTES) or welcome.address > HIGHEST:
             return
         with contextlib.suppress(BadMemory, *self._errors):  # where memory is short, runs go as they are
-            self._staging = Staging(self._sender, self.agent, welcome.address, self._errors)
+            self._staging = Staging(self._sender, self.agent, welcome.address, self._errors, self._tell)
             self._packs = True
 
     def _greet(self) -> None:
-        """Says how this agent is answered, once there is something to answer."""
-        if self._greeted:
+        """Says how this agent is answered, where an answer is due: until one comes."""
+        now = time.monotonic()
+        due = self._staging is None if self._may_pack else not self._met
+        if not due or (self._greeted and now - self._greeted < HELLO_SECONDS):
             return
+        self._greeted = now
         with contextlib.suppress(*self._errors):  # what is wrong, the write will say
-            self._tell(bytes(Hello(self._token, self._agents.connection_of(self._sender))))
-            self._greeted = True
+            self._tell(Hello(self._token, self._agents.connection_of(self._sender)))
 
     def post(self, write: Write, source: Region) -> None:
         """Begins the write, or lets it wait for those that were posted before it.
@@ -183,7 +192,8 @@ class Outlet:
         plain, parcels = parts_of(write.runs, packs)
         flight = _InFlight(write, source, target, plain, parcels)
         self._writes[write.write_id] = flight
-        self._greet()
+        if self._may_pack:
+            self._greet()
         self._begin()
 
     def inspect(self, write: Write, source: Region) -> None:
@@ -224,6 +234,8 @@ class Outlet:
 
     def _look_on(self) -> None:
         """Goes on with the inspections."""
+        if self._inspections.write_ids:
+            self._greet()
         try:
             ended = self._inspections.step(self._tell)
         except self._errors as error:
@@ -284,8 +296,8 @@ class Outlet:
         detail = f"the write to agent {self.agent} failed ({type(error).__name__}: {error})"
         return Fault(Reason.TRANSPORT_FAILED, detail)
 
-    def _tell(self, message: bytes) -> None:
-        self._sender.send_notif(self.agent, message)
+    def _tell(self, notice: Notice) -> None:
+        self._agents.tell(self._sender, self.agent, notice)
 
     def _settle(self, write_id: int) -> None:
         """Says that a write has ended, if it has."""

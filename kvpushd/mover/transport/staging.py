@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,14 +26,20 @@ only what is sent to it then shows that it is gone."""
 class Staging:
     """The slots of an outlet, each of which leads to the slot of the same number at the receiver's dock."""
 
-    def __init__(self, sender: Any, agent: str, landing: int, errors: Errors) -> None:
-        """Registers them with the agent `sender`; the dock's are at `landing`. Raises NIXL's errors."""
+    def __init__(
+        self, sender: Any, agent: str, landing: int, errors: Errors, tell: Callable[[Bell], None]
+    ) -> None:
+        """Registers them with the agent `sender`; the dock's are at `landing`. `tell` rings a bell there.
+
+        Raises NIXL's errors.
+        """
         self._errors = errors
         memory = anonymous(SLOTS_BYTES)
         self._slots = Slots(memory)
         self._sender = sender
         self._agent = agent
         self._landing = landing
+        self._tell = tell
         self._free = list(range(SLOTS))
         self._said: dict[int, Unpacked] = {}
         """What was said of the parcels that are under way, by slot."""
@@ -76,7 +83,7 @@ class Staging:
 
     def ring(self, bell: Bell) -> None:
         """Rings a bell once more. Raises NIXL's errors: here, if not before, it is seen that nobody hears."""
-        self._sender.send_notif(self._agent, bytes(bell))
+        self._tell(bell)
 
     def give_back(self, slot: int) -> None:
         """What was in it is unpacked."""
