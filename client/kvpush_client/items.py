@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from kvpush_client.events import Side, TransferKey
@@ -131,6 +131,32 @@ class FirstToken:
 
 
 Item = DescribePool | Reserve | Handoff | Advance | Cancel | Decline | FirstToken
+
+
+def merged(items: Iterable[Item]) -> list[Item]:
+    """The same in fewer items: advances of one handoff that go on where the one before it ended are one."""
+    said: list[Item] = []
+    last: dict[TransferKey, int] = {}
+    for item in items:
+        if isinstance(item, Advance):
+            place = last.get(item.key)
+            before = None if place is None else said[place]
+            both = _both(before, item) if isinstance(before, Advance) else None
+            if place is not None and both is not None:
+                said[place] = both
+                continue
+            last[item.key] = len(said)
+        said.append(item)
+    return said
+
+
+def _both(before: Advance, item: Advance) -> Advance | None:
+    """What two advances of one handoff say, where one can."""
+    if (item.first_layer, item.end_layer) == (0, None) and item.positions >= before.positions:
+        return item
+    if item.positions == before.positions and item.first_layer == before.end_layer:
+        return replace(item, first_layer=before.first_layer)
+    return None
 
 
 def half_of(item: Item) -> tuple[TransferKey, Side] | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kvpushd.core.words import SECOND, Instant
 
-HORIZON: Instant = 60_000_000
+HORIZON: Instant = 40_000_000
 """What is in flight should be worth so many nanoseconds: each write costs a daemon and its mover some CPU,
 whatever it carries. (96 MiB at 176 MB/s took 0.45 s of it at 20 ms, 0.3 at 40, 0.27 at 80.)"""
 CROWDED: Instant = 20_000_000

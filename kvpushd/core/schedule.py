@@ -73,6 +73,11 @@ class Schedule(Generic[T]):
         line.waiting.put(candidate.what, _rank(candidate, line.rate))
         self._stirred[candidate.link] = None
 
+    def waits_for(self, what: T) -> int:
+        """Bytes of the write that a transfer waits to post; 0 = it does not wait."""
+        candidate = self._candidates.get(what)
+        return candidate.size if candidate is not None else 0
+
     def withdraw(self, what: T) -> None:
         """It does not wait any more, if it did."""
         candidate = self._candidates.pop(what, None)

@@ -157,7 +157,7 @@ class Sender:
         frontier.advance(event.positions, event.first_layer, event.end_layer)
         handoff.advanced_at = max(handoff.advanced_at, event.at)
         _note_completion(handoff, now)
-        self._transfers.offer(handoff, engine)
+        self._transfers.more(handoff, engine)
 
     def cancelled(self, event: Cancelled, now: Instant) -> None:
         """The engine takes a handoff back; one that is not known yet will end as it comes."""

@@ -116,6 +116,11 @@ class Transfers:
         for target in self.targets.these(handoff.targets):
             self._writer.offer(target, handoff, engine)
 
+    def more(self, handoff: Handoff, engine: Engine) -> None:
+        """The same where more than before is final."""
+        for target in self.targets.these(handoff.targets):
+            self._writer.more(target, handoff, engine)
+
     def withdraw(self, handoff: Handoff) -> None:
         """Nothing of it can be written for now."""
         for target in self.targets.these(handoff.targets):
