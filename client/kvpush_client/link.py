@@ -24,7 +24,7 @@ MAX_MESSAGE = 16 << 20
 SPACING = 0.005
 """Seconds from one message to the next where that one only says how far a forward pass has come. A message
 costs the daemon a wake of two threads, whatever it says: where these wait for a processor, more came than it
-could take, and the news of a burst of prompts was 0.1 to 0.4 s old. What ends with the pass is said at once."""
+could take, and its news of a burst of prompts was 0.1 to 0.4 s old. The end of a pass is said at once."""
 QUIET = 1.0
 """Seconds after what was said last, either way, until it is said how much that was: so loss is noticed."""
 REASON_KEY = "kvpush-reason"
