@@ -51,12 +51,10 @@ def main(
 
 def _check(loaded: config.Loaded) -> int:
     """What is in force, unless the files that it names would not do."""
-    from kvpushd.rpc import tls  # gRPC's import takes its time
+    from kvpushd import daemon  # its imports take their time
 
-    settings = loaded.settings
-    files, allowed = settings.tls, settings.allowed_peers
     try:
-        tls.choose(files.ca, files.cert, files.key, insecure=settings.insecure_peers, allowed=allowed)
+        daemon.peer_security(loaded.settings)
     except ConfigError as error:
         sys.stderr.write(f"kvpushd: {error}\n")
         return 2

@@ -106,13 +106,7 @@ class Daemon:
             stack.callback(os.close, lifeline)
             stack.callback(os.close, held)
 
-            self._security = tls.choose(
-                settings.tls.ca,
-                settings.tls.cert,
-                settings.tls.key,
-                insecure=settings.insecure_peers,
-                allowed=settings.allowed_peers,
-            )
+            self._security = peer_security(settings)
             registry = CollectorRegistry()
             self._metrics = Metrics(registry, settings.node, version("kvpushd"))
             traces = open_traces(settings.otlp_endpoint, settings.node, version("kvpushd"))
@@ -354,6 +348,12 @@ class Daemon:
         if self._movers.problem is not None:
             problems.append(self._movers.problem)
         return problems
+
+
+def peer_security(settings: Settings) -> tls.PeerSecurity:
+    """How peers prove who they are. Raises ConfigError if the files are no good."""
+    files, allowed = settings.tls, settings.allowed_peers
+    return tls.choose(files.ca, files.cert, files.key, insecure=settings.insecure_peers, allowed=allowed)
 
 
 def _limits(settings: Settings) -> Limits:
