@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -14,6 +15,10 @@ from prometheus_client.exposition import choose_encoder
 
 from kvpushd.errors import ConfigError
 from kvpushd.logs import Sparing
+
+MOST_CONNECTIONS = 64
+"""Each takes a descriptor, and engines and peers need some, too. The oldest goes for one more: who only holds
+on to connections keeps nobody else from asking."""
 
 
 class _Refusals(logging.Filter):
@@ -47,6 +52,7 @@ class HttpPort:
         self._refresh = refresh
         self._problems = problems
         self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
 
     async def open(self, host: str, port: int) -> int:
         """Listens; returns the port. Raises ConfigError if it can't."""
@@ -63,17 +69,27 @@ class HttpPort:
             logger.addFilter(_Refusals())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=logger)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
         try:
-            await site.start()
+            self._listener = await asyncio.get_running_loop().create_server(self._accept, host, port)
         except OSError as error:
             await self.close()
             raise ConfigError(f"can't listen on {host}:{port} (http): {error.strerror or error}") from error
-        bound: int = self._runner.addresses[0][1]
+        bound: int = self._listener.sockets[0].getsockname()[1]
         return bound
+
+    def _accept(self) -> asyncio.Protocol:
+        assert self._runner is not None
+        assert self._runner.server is not None
+        held = [each for each in self._runner.server.connections if each.transport is not None]
+        if len(held) >= MOST_CONNECTIONS:
+            held[0].force_close()
+        return self._runner.server()
 
     async def close(self) -> None:
         """Listens no more."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from kvpushd.errors import ConfigError
-from kvpushd.http import HttpPort
+from kvpushd.http import MOST_CONNECTIONS, HttpPort
 from kvpushd.metrics import Holding, Metrics
 
 
@@ -83,5 +83,22 @@ def test_a_port_that_is_taken_is_said_by_name() -> None:
             other = HttpPort(node.metrics.registry, node.refresh, list)
             with pytest.raises(ConfigError, match=f"127.0.0.1:{bound}"):
                 await other.open("127.0.0.1", bound)
+
+    asyncio.run(run())
+
+
+def test_who_holds_on_to_connections_keeps_nobody_from_asking() -> None:
+    async def run() -> None:
+        async with port(Node()) as (client, bound):
+            held = [await asyncio.open_connection("127.0.0.1", bound) for _ in range(2 * MOST_CONNECTIONS)]
+            async with client.get("/healthz") as answer:
+                assert answer.status == 200
+            for reader, _ in held[: MOST_CONNECTIONS + 1]:
+                assert await asyncio.wait_for(reader.read(), 30) == b"", "the oldest went"
+            reader, writer = held[-1]
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readline(), 30)).startswith(b"HTTP/1.1 200")
+            for _, writer in held:
+                writer.close()
 
     asyncio.run(run())
