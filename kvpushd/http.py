@@ -70,7 +70,9 @@ class HttpPort:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, logger=logger)
         await self._runner.setup()
         try:
-            self._listener = await asyncio.get_running_loop().create_server(self._accept, host, port)
+            self._listener = await asyncio.get_running_loop().create_server(
+                self._accept, host, port, backlog=MOST_CONNECTIONS
+            )
         except OSError as error:
             await self.close()
             raise ConfigError(f"can't listen on {host}:{port} (http): {error.strerror or error}") from error
@@ -80,9 +82,10 @@ class HttpPort:
     def _accept(self) -> asyncio.Protocol:
         assert self._runner is not None
         assert self._runner.server is not None
-        held = [each for each in self._runner.server.connections if each.transport is not None]
-        if len(held) >= MOST_CONNECTIONS:
-            held[0].force_close()
+        transports = [each.transport for each in self._runner.server.connections]
+        held = [each for each in transports if each is not None and not each.is_closing()]
+        for each in held[: max(len(held) - MOST_CONNECTIONS + 1, 0)]:
+            each.abort()  # to close it would wait for who asks and does not read the answers
         return self._runner.server()
 
     async def close(self) -> None:

@@ -10,6 +10,8 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import InfoMetricFamily
+from prometheus_client.metrics_core import Metric
 
 from kvpushd.errors import ConfigError
 from kvpushd.http import MOST_CONNECTIONS, HttpPort
@@ -102,3 +104,35 @@ def test_who_holds_on_to_connections_keeps_nobody_from_asking() -> None:
                 writer.close()
 
     asyncio.run(run())
+
+
+def test_who_asks_and_does_not_read_goes_too() -> None:
+    async def run() -> None:
+        node = Node()
+        for number in range(2000):  # so that an answer is more than a socket holds
+            node.metrics.registry.register(_Text(number))
+        http = HttpPort(node.metrics.registry, node.refresh, list)
+        bound = await http.open("127.0.0.1", 0)
+        stuck, writer = await asyncio.open_connection("127.0.0.1", bound, limit=1024)
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 100)
+        await asyncio.sleep(0.5)
+        held = [await asyncio.open_connection("127.0.0.1", bound) for _ in range(MOST_CONNECTIONS + 8)]
+        await asyncio.sleep(0.1)
+        assert http._runner is not None
+        assert http._runner.server is not None
+        assert len(http._runner.server.connections) <= MOST_CONNECTIONS
+        for _, each in [(stuck, writer), *held]:
+            each.close()
+        await http.close()
+
+    asyncio.run(run())
+
+
+class _Text:
+    """A metric with a long text."""
+
+    def __init__(self, number: int) -> None:
+        self._name = f"number_{number}"
+
+    def collect(self) -> list[Metric]:
+        return [InfoMetricFamily(self._name, "x" * 2000, value={"text": "y" * 2000})]

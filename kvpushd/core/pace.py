@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from kvpushd.core.peak import Peak
 from kvpushd.core.words import SECOND, Instant
 
 HORIZON: Instant = 40_000_000
@@ -13,12 +14,7 @@ HORIZON: Instant = 40_000_000
 whatever it carries. (96 MiB at 176 MB/s took 0.45 s of it at 20 ms, 0.3 at 40, 0.27 at 80.)"""
 CROWDED: Instant = 20_000_000
 """The same on a link on which transfers overtake one another: long against the way of a completion and the
-next post (some milliseconds on a busy machine), short against what a small one can bear to wait behind.
-
-At the highest rate that was seen: where a way is longer for a while, for want of a processor, less would be
-in flight than the link takes, and the link would seem slower and slower."""
-STRETCH: Instant = 100_000_000
-"""Nanoseconds that a link is busy for that rate: ends that are seen together make no great difference."""
+next post (some milliseconds on a busy machine), short against what a small one can bear to wait behind."""
 MEMORY: Instant = 60_000_000_000
 """For so many nanoseconds after one has overtaken another, the next is expected to: what is asked of a node
 is of one kind for longer than a transfer takes."""
@@ -69,13 +65,7 @@ class Pace:
     _last_end: Instant = 0
     _lone: deque[Instant] = field(default_factory=lambda: deque(maxlen=LONES))
     """What the last of those took."""
-    _peak: float = 0.0
-    """The highest rate of a stretch within MEMORY."""
-    _peak_until: Instant = 0
-    _stretch: Instant = 0
-    """Since when the link has been busy, or the last stretch is over."""
-    _stretched: int = 0
-    """Bytes that it carried since then."""
+    _peak: Peak = field(default_factory=Peak)
     _bytes: float = 0.0
     """Of all samples, the older the less."""
     _time: float = 0.0
@@ -86,11 +76,13 @@ class Pace:
         """Bytes to have in flight."""
         if not self.rate:
             return min(FIRST_FLIGHT, self.most_flight)
-        far = min(int(LONE * min(self._lone, default=0)), FARTHEST)
-        wanted = int(self.rate * max(HORIZON, far) / SECOND)
+        lone = min(self._lone) if len(self._lone) == LONES else 0
+        far = min(int(LONE * lone), FARTHEST)
+        wanted = self.rate * max(HORIZON, far)
         if self._now < self._crowded_until:
-            wanted = int(max(self.rate * max(CROWDED, far), self._peak * CROWDED) / SECOND)
-        return min(max(wanted, LEAST_FLIGHT), self.most_flight)
+            horizon = 2 * CROWDED if self._peak.trying else CROWDED
+            wanted = max(self.rate * max(horizon, far), self._peak.rate * horizon)
+        return min(max(int(wanted / SECOND), LEAST_FLIGHT), self.most_flight)
 
     @property
     def write(self) -> int:
@@ -133,24 +125,14 @@ class Pace:
             if self._gathered:
                 self._close()
             self._begun, self._counted = posted, False
-            self._stretch, self._stretched = posted, 0
+            self._peak.begin(posted)
             self._full |= full
         self._gathered += size
         self._most = max(self._most, most)
         self._last_end = max(self._last_end, ended)
-        self._stretched += size
-        self._see_peak()
+        self._peak.carried(size, self._last_end)
         if self._last_end - self._begun >= SAMPLE or not self._in_flight:
             self._close()
-
-    def _see_peak(self) -> None:
-        took = self._last_end - self._stretch
-        if took < STRETCH:
-            return
-        rate = self._stretched * SECOND / took
-        if rate >= self._peak or self._last_end > self._peak_until:
-            self._peak, self._peak_until = rate, self._last_end + MEMORY
-        self._stretch, self._stretched = self._last_end, 0
 
     @property
     def _crammed(self) -> bool:

@@ -22,9 +22,6 @@ class FaultyAgents(Agents):
     def __init__(self, points: Points) -> None:
         super().__init__()
         self._points = points
-        self._out: Lane[tuple[Any, str, Notice]] = Lane()
-        self._in: dict[int, Lane[Heard]] = {}
-        """By agent."""
 
     def tell(self, agent: Any, name: str, notice: Notice) -> None:
         """As the inner one; where it breaks, as NIXL fails."""
@@ -34,16 +31,15 @@ class FaultyAgents(Agents):
                 self._points.suffer(rule)
         except Broken as error:
             raise self.errors[0](str(error)) from error
-        for passed in self._out.passes((agent, name, notice), rule, same):
-            super().tell(*passed)
+        for passed in Lane[Notice]().passes(notice, rule, same):
+            super().tell(agent, name, passed)
 
     def heard(self, agent: Any) -> list[Heard]:
         """As the inner one."""
-        lane = self._in.setdefault(id(agent), Lane())
         passed: list[Heard] = []
         for came in super().heard(agent):
             rule = self._points.strikes(f"{LINK}.recv.{type(came[1]).__name__}", "before")
             if rule is not None:
                 self._points.suffer(rule)
-            passed.extend(lane.passes(came, rule, same))
+            passed.extend(Lane[Heard]().passes(came, rule, same))
         return passed

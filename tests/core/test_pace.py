@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvpushd.core.pace import CROWDED, FIRST_FLIGHT, HORIZON, LEAST_FLIGHT, MEMORY, Pace
+from kvpushd.core.peak import LATELY
 from kvpushd.core.words import SECOND, Instant
 
 MIB = 1 << 20
@@ -105,6 +106,18 @@ def test_a_way_that_becomes_longer_does_not_make_a_crowded_link_slower_and_slowe
     link.carry(int(rate))
     link.way = CROWDED
     assert link.carry(int(2 * rate)) > 0.5 * rate
+    for _ in range(5):  # longer than any rate is remembered
+        link.pace.overtaken(link.now)
+        assert link.carry(int(rate * 2 * LATELY / SECOND)) > 0.45 * rate
+
+
+def test_a_crowded_link_that_became_slower_has_less_in_flight_once_that_is_known() -> None:
+    link = Link(1e9)
+    link.pace.overtaken(0)
+    link.carry(int(2e9))
+    link.rate = 2e8
+    link.carry(int(2e8 * 2 * LATELY / SECOND))
+    assert link.pace.flight == pytest.approx(2e8 * CROWDED / SECOND, rel=0.25)
 
 
 @pytest.mark.parametrize("look", [MS // 50, MS, 5 * MS])

@@ -146,9 +146,10 @@ def test_what_is_withdrawn_has_no_turn_and_what_is_offered_anew_has_one() -> Non
     schedule.offer(wants("changed", 3, size=7))
     schedule.withdraw("gone")
     schedule.withdraw("never there")
+    assert [schedule.waits_for(what) for what in ("gone", "changed", "never there")] == [0, 7, 0]
     (only,) = iter(schedule.pop, None)
     assert (only.what, only.size) == ("changed", 7)
-    assert len(schedule) == 0
+    assert len(schedule) == schedule.waits_for("changed") == 0
 
 
 @given(

@@ -103,6 +103,7 @@ def test_without_rules_nothing_strikes(board: Board) -> None:
         Rule("fds.send.PoolAnswer", Act.FAIL, when="after"),
         Rule("admin.recv.GetStatus", Act.DELAY, when="after"),
         Rule("notice.recv.Bell", Act.FAIL),
+        Rule("notice.send.Bell", Act.REORDER),
         Rule("nixl.inspect", Act.REORDER),
     ],
 )

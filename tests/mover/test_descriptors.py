@@ -38,6 +38,12 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
     made.close()
 
 
+def test_one_that_is_closed_meanwhile_is_none() -> None:
+    with select.epoll() as closed:
+        name = str(closed.fileno())
+    assert descriptors.epolls([name]) == []
+
+
 @pytest.mark.nixl
 def test_an_agent_rings_once_it_is_connected_to(agents: Agents) -> None:
     owners = [Owner() for _ in range(4)]
@@ -63,5 +69,7 @@ def test_one_that_could_never_ring_is_looked_at_in_each_round(
     monkeypatch.setattr(descriptors, "epolls", lambda among: [])
     agent = agents.make(f"silent-{time.monotonic_ns()}", owner)
     assert [agents.rung(), agents.rung()] == [[owner], [owner]]
+    assert agents.bell is None, "a mover is not to wait for it"
     del agent, owner
     assert not agents.rung()
+    assert agents.bell is not None

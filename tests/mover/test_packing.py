@@ -215,6 +215,24 @@ def test_hellos_without_end_are_not_listened_to(two: Two) -> None:
     assert two.write()[0].fault is None
 
 
+def test_one_that_can_not_be_reached_is_tried_again_but_not_all_the_time(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inlet, token = two.receiver._inlets[1], notices.token_of(two.metadata)
+    tries: list[str] = []
+    monkeypatch.setattr(inlet, "_reaches", lambda sender, _: bool(tries.append(sender)))
+    for _ in range(2 * MOST_HELLOS):
+        inlet._hear("the sender", Hello(token, b"nothing"))
+    assert tries == ["the sender"]
+    monkeypatch.setattr("kvpushd.mover.transport.inlet.TRY_SECONDS", 0.0)
+    for _ in range(2 * MOST_HELLOS):
+        inlet._hear("the sender", Hello(token, b"nothing"))
+    assert len(tries) == 1 + 2 * MOST_HELLOS
+    monkeypatch.undo()
+    two.connect()
+    assert two.write()[1] == 3, "and others are met"
+
+
 def test_who_was_not_met_gets_no_sum(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[object] = []
     monkeypatch.setattr("kvpushd.mover.transport.inlet.inspected", lambda *asked: said.append(asked))

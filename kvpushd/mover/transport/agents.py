@@ -88,13 +88,13 @@ class Agents:
         return [(name, notice) for name, notice in read if notice is not None]
 
     @property
-    def bell(self) -> int:
-        """Readable while a TCP connection of an agent's is.
+    def bell(self) -> int | None:
+        """Readable while a TCP connection of an agent's is; None where one has nothing that could ring.
 
         NIXL has no call that waits. But an agent's UCX watches its connections by an epoll descriptor, level
         triggered, and such a descriptor can itself be waited for. Other fabrics than TCP don't ring it.
         """
-        return self._bell.fileno()
+        return None if self._mute else self._bell.fileno()
 
     def rung(self) -> list[Owner]:
         """Those whose agents ring, and those whose agents never could."""

@@ -32,4 +32,11 @@ def shortage() -> str:
 
 def epolls(among: Iterable[str]) -> list[int]:
     """Those of some of them that are epoll's."""
-    return [int(name) for name in among if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]"]
+    found = []
+    for name in among:
+        try:
+            if os.readlink(f"/proc/self/fd/{name}") == "anon_inode:[eventpoll]":
+                found.append(int(name))
+        except FileNotFoundError:
+            continue  # closed meanwhile, by a thread of UCX's
+    return found

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from kvpushd.errors import BadMemory
@@ -20,6 +21,8 @@ DOCKS = 8
 gone may still come, and must not come upon what the next one sends. One that nobody uses takes no memory."""
 MOST_HELLOS = 64
 """Agents that may be answered. Each takes a connection."""
+TRY_SECONDS = 0.25
+"""After which it is tried again to reach one that could not be: descriptors may have been short."""
 
 
 class Inlet:
@@ -34,7 +37,8 @@ class Inlet:
         self._docks: Mapping | None = None
         self._met: dict[str, Dock | None] = {}
         """The agents that are answered, and where each one's parcels come to."""
-        self._hellos = 0
+        self._tried: dict[str, float] = {}
+        """Who said hello, and when it was last tried to reach them."""
         regions = [(pool.address, pool.nbytes) for pool in pools]
         if packs:
             with contextlib.suppress(BadMemory):  # without docks, runs come as they are
@@ -84,7 +88,7 @@ class Inlet:
         if hello.token != notices.token_of(self.metadata):
             return None
         if sender not in self._met:
-            if self._hellos == MOST_HELLOS or not self._reaches(sender, hello.metadata):
+            if not self._may_try(sender) or not self._reaches(sender, hello.metadata):
                 return None
             slots = len(self._met) * SLOTS_BYTES
             self._met[sender] = None
@@ -93,9 +97,17 @@ class Inlet:
         dock = self._met[sender]
         return None if dock is None else Welcome(dock.slots.address, SLOTS, SLOT_BYTES)
 
+    def _may_try(self, sender: str) -> bool:
+        """Of so many agents, each not all the time: what it says may be nonsense each time."""
+        now = time.monotonic()
+        tried = self._tried.get(sender)
+        if len(self._tried) == MOST_HELLOS if tried is None else now - tried < TRY_SECONDS:
+            return False
+        self._tried[sender] = now
+        return True
+
     def _reaches(self, sender: str, metadata: bytes) -> bool:
         """Whether an agent's metadata is its own: it may be anything."""
-        self._hellos += 1
         try:
             loaded = name_of(self._agent.add_remote_agent(metadata))
             if loaded != sender:
