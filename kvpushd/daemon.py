@@ -106,7 +106,9 @@ class Daemon:
             stack.callback(os.close, lifeline)
             stack.callback(os.close, held)
 
-            self._security = peer_security(settings)
+            self._security = tls.choose(
+                settings.tls, insecure=settings.insecure_peers, allowed=settings.allowed_peers
+            )
             registry = CollectorRegistry()
             self._metrics = Metrics(registry, settings.node, version("kvpushd"))
             traces = open_traces(settings.otlp_endpoint, settings.node, version("kvpushd"))
@@ -348,12 +350,6 @@ class Daemon:
         if self._movers.problem is not None:
             problems.append(self._movers.problem)
         return problems
-
-
-def peer_security(settings: Settings) -> tls.PeerSecurity:
-    """How peers prove who they are. Raises ConfigError if the files are no good."""
-    files, allowed = settings.tls, settings.allowed_peers
-    return tls.choose(files.ca, files.cert, files.key, insecure=settings.insecure_peers, allowed=allowed)
 
 
 def _limits(settings: Settings) -> Limits:

@@ -19,12 +19,12 @@ MEMORY: Instant = 60_000_000_000
 """For so many nanoseconds after one has overtaken another, the next is expected to: what is asked of a node
 is of one kind for longer than a transfer takes."""
 LONE = 1.5
-"""And never worth less than so many times what a write takes that finds nothing in flight. Where that is
-longer, what is in flight would be all that the link seems to carry, and then less, and ever less."""
-FARTHEST: Instant = 200_000_000
-"""But never more, for that: a link may be so slow that a single write takes longer."""
+"""What is in flight is never worth less than so many times what a write takes that finds nothing in flight.
+Where that is longer, what is in flight would be all that the link seems to carry, and then less, and less."""
 LONES = 4
 """Such writes, of which the quickest counts: one may have been unlucky."""
+FARTHEST: Instant = 200_000_000
+"""The most that they can make of it: a link may be so slow that a single write takes longer."""
 WRITES = 3
 """In flight at a time: when one has ended the others last until the next is there, though that be late."""
 SAMPLE: Instant = 5_000_000

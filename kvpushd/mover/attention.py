@@ -26,7 +26,7 @@ def longest_wait(attention: Attention, bell: bool) -> float:
     return (_RUNG if bell else _SILENT)[attention]
 
 
-RUNG = (50e-6, 2e-3)
+RECEIVING = (50e-6, 2e-3)
 """Seconds to rest after a round that the bell rang for, at least and at most."""
 SENDING = (500e-6, 2e-3)
 """The same between two rounds while writes are under way and nothing rings: the bell does not for all that a
@@ -41,7 +41,7 @@ class Rest:
 
     A round takes all that has come. On a slow link that is little, and rounds would cost more than bytes:
     then rests grow, to what a socket holds; on a fast one they shrink. At 176 MB/s rests of 2 ms moved the
-    same bytes as those of 0.5 ms for 28 % less CPU; over loopback, naps of 20 and of 300 us moved the same
+    same bytes as those of 0.5 ms for a fifth less CPU; over loopback, naps of 20 and of 300 us moved the same
     bytes per second, and spinning fewer.
     """
 

@@ -23,7 +23,7 @@ from kvpushd.core.runs import Runs
 from kvpushd.errors import BadMemory, Invalid, KvpushError
 from kvpushd.memory.host import Mapping, map_memory
 from kvpushd.mover import blocks
-from kvpushd.mover.attention import RUNG, SENDING, Attention, Rest, longest_wait
+from kvpushd.mover.attention import RECEIVING, SENDING, Attention, Rest, longest_wait
 from kvpushd.mover.transport.base import LOCAL_OUTLET, Carrier, Completion, Region, Transport, Write
 from kvpushd.rpc import wire
 
@@ -85,7 +85,7 @@ class Mover:
         self._writes: dict[int, _Posted] = {}
         self._sparse: deque[_Pool] = deque()
         self._attention = Attention.IDLE
-        self._rest, self._pause = Rest(*RUNG), Rest(*SENDING)
+        self._rest, self._pause = Rest(*RECEIVING), Rest(*SENDING)
         self._ended_some = False
         self._rounds = 0
         self._landed_bytes = 0

@@ -219,12 +219,29 @@ class MutualTls:
         return files
 
 
-def choose(
-    ca: Path | None, cert: Path | None, key: Path | None, *, insecure: bool, allowed: Sequence[str]
-) -> PeerSecurity:
+class Files(Protocol):
+    """The files that prove who a node is, as the configuration has them: all three, or none."""
+
+    @property
+    def ca(self) -> Path | None:
+        """Of the authorities."""
+        ...
+
+    @property
+    def cert(self) -> Path | None:
+        """The node's chain."""
+        ...
+
+    @property
+    def key(self) -> Path | None:
+        """The node's own."""
+        ...
+
+
+def choose(files: Files, *, insecure: bool, allowed: Sequence[str]) -> PeerSecurity:
     """What the configuration asks for. Raises ConfigError if the files are no good."""
-    if ca and cert and key:
-        return MutualTls(ca, cert, key, allowed)
+    if files.ca and files.cert and files.key:
+        return MutualTls(files.ca, files.cert, files.key, allowed)
     return InsecurePeers(tuple(allowed)) if insecure else NoPeers()
 
 

@@ -44,10 +44,9 @@ class Point:
         if family in ("nixl", "local") and what != COMPLETION:
             # Only writes can overtake each other.
             return act is not Act.REORDER or what == "post"
-        if family == "notice" and act is Act.REORDER:
-            return False  # what is held back would hold on to its agent
-        if what.startswith("recv.") and family == "notice":
-            return act is not Act.FAIL  # nobody is told that he did not hear
+        if family == "notice":
+            # What is held back would hold on to its agent; and nobody is told that he did not hear.
+            return act is not Act.REORDER and (act is not Act.FAIL or what.startswith("send."))
         if family in ("admin", "fds"):
             return act not in (Act.REPEAT, Act.REORDER)  # one question, one answer
         return True

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvpushd.mover.attention import RUNG, Attention, Rest, longest_wait
+from kvpushd.mover.attention import RECEIVING, Attention, Rest, longest_wait
 
 
 def _settled(worked: float) -> float:
-    rest = Rest(*RUNG)
+    rest = Rest(*RECEIVING)
     for _ in range(50):
         rest.after(worked)
     return rest.seconds
@@ -25,7 +25,7 @@ def test_a_rest_is_short_against_what_a_socket_holds_and_long_against_an_empty_r
 
 
 def test_who_begins_anew_does_not_wait() -> None:
-    rest = Rest(*RUNG)
+    rest = Rest(*RECEIVING)
     before = rest.seconds
     for _ in range(50):
         rest.after(0.0)
@@ -34,7 +34,7 @@ def test_who_begins_anew_does_not_wait() -> None:
 
 
 def test_a_rest_stays_where_rounds_are_neither_short_nor_long() -> None:
-    rest = Rest(*RUNG)
+    rest = Rest(*RECEIVING)
     for worked in (0.0, 0.0, 0.0):
         rest.after(worked)
     before = rest.seconds

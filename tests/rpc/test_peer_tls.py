@@ -11,6 +11,7 @@ import trustme
 from kvpush_client.events import Reason
 from kvpushd.errors import ConfigError
 from kvpushd.rpc.tls import InsecurePeers, MutualTls, NoPeers, choose, covers
+from kvpushd.settings import Tls
 from tests.rpc.peer_kit import fenced, in_loop, number_of, receiving, sending, soon, withdraw
 
 
@@ -217,10 +218,9 @@ def test_files_that_cannot_be_used_are_refused_at_the_start_with_their_names(
 def test_certificates_win_and_insecure_must_be_said_and_without_either_there_are_no_peers(
     sender_papers: Papers,
 ) -> None:
-    files = (sender_papers.ca, sender_papers.cert, sender_papers.key)
-    assert isinstance(choose(*files, insecure=False, allowed=["*"]), MutualTls)
-    assert isinstance(choose(None, None, None, insecure=True, allowed=["*"]), InsecurePeers)
-    assert isinstance(choose(None, None, None, insecure=False, allowed=["*"]), NoPeers)
+    assert isinstance(choose(sender_papers, insecure=False, allowed=["*"]), MutualTls)
+    assert isinstance(choose(Tls(), insecure=True, allowed=["*"]), InsecurePeers)
+    assert isinstance(choose(Tls(), insecure=False, allowed=["*"]), NoPeers)
 
 
 @in_loop

@@ -100,11 +100,13 @@ class Inlet:
     def _may_try(self, sender: str) -> bool:
         """Of so many agents, each not all the time: what it says may be nonsense each time."""
         now = time.monotonic()
-        tried = self._tried.get(sender)
-        if len(self._tried) == MOST_HELLOS if tried is None else now - tried < TRY_SECONDS:
-            return False
-        self._tried[sender] = now
-        return True
+        if sender in self._tried:
+            may = now - self._tried[sender] >= TRY_SECONDS
+        else:
+            may = len(self._tried) < MOST_HELLOS
+        if may:
+            self._tried[sender] = now
+        return may
 
     def _reaches(self, sender: str, metadata: bytes) -> bool:
         """Whether an agent's metadata is its own: it may be anything."""

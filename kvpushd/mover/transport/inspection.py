@@ -53,6 +53,10 @@ class Inspections:
         rows = np.stack((runs.target, runs.length)).astype(_ROW).tobytes()
         self._open.append(_Open(write_id, Inspect(secrets.randbits(64), pool, rows), source, runs))
 
+    def __len__(self) -> int:
+        """How many have not ended."""
+        return len(self._open)
+
     @property
     def write_ids(self) -> list[int]:
         """Those that have not ended."""

@@ -140,7 +140,7 @@ class Outlet:
     @property
     def in_flight(self) -> int:
         """Writes and inspections that have not ended."""
-        return len(self._writes) + len(self._inspections.write_ids)
+        return len(self._writes) + len(self._inspections)
 
     @property
     def transfers(self) -> int:
@@ -210,7 +210,7 @@ class Outlet:
     def moved_on(self) -> bool:
         """Whether some of what is under way was found to be over; begins what comes next."""
         moved = False
-        if self._inspections.write_ids or (self._staging is not None and self._staging.is_waiting):
+        if self._inspections or (self._staging is not None and self._staging.is_waiting):
             self.progress()
         self._look_on()
         for under_way in list(self._under_way):
@@ -234,7 +234,7 @@ class Outlet:
 
     def _look_on(self) -> None:
         """Goes on with the inspections."""
-        if self._inspections.write_ids:
+        if self._inspections:
             self._greet()
         try:
             ended = self._inspections.step(self._tell)
