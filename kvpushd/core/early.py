@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from kvpushd.core.engines import Engine
 from kvpushd.core.events import Advanced
 from kvpushd.core.lane import Frontier
-from kvpushd.core.words import HalfKey, Instant
+from kvpushd.core.words import HalfKey, Incarnation, Instant
 
 
 @dataclass(slots=True)
@@ -22,29 +22,38 @@ class Advance:
 
 
 class Early:
-    """Frontiers without a handoff: kept for a time, and at most so many; the oldest are forgotten first."""
+    """Frontiers without a handoff: kept for a time, and of each engine at most so many."""
 
     def __init__(self, keep: Instant, most: int) -> None:
         self._keep = keep
         self._most = most
         self._advances: OrderedDict[HalfKey, Advance] = OrderedDict()
+        self._count: Counter[Incarnation] = Counter()
 
-    def note(self, event: Advanced, engine: Engine, now: Instant) -> None:
-        """A rank of `engine` is ahead of the handoff."""
+    def note(self, event: Advanced, engine: Engine, now: Instant) -> bool:
+        """A rank of `engine` is ahead of the handoff. False where too many are: then it is not kept, and
+        might have been the last word of that handoff."""
         pool = engine.pools.get(event.rank)
         if pool is None:
-            return
+            return True
         key = (event.incarnation, event.key)
-        advance = self._advances.setdefault(key, Advance(now, {}))
+        advance = self._advances.get(key)
+        if advance is None:
+            if self._count[event.incarnation] >= self._most:
+                return False
+            advance = self._advances[key] = Advance(now, {})
+            self._count[event.incarnation] += 1
         frontier = advance.frontiers.setdefault(event.rank, Frontier.at_start(len(pool.layers)))
         frontier.advance(event.positions, event.first_layer, event.end_layer)
         advance.at = max(advance.at, event.at)
-        if len(self._advances) > self._most:
-            self._advances.popitem(last=False)
+        return True
 
     def take(self, key: HalfKey) -> Advance | None:
         """What was said of a handoff that is opened now."""
-        return self._advances.pop(key, None)
+        advance = self._advances.pop(key, None)
+        if advance is not None:
+            self._forget(key[0])
+        return advance
 
     def sweep(self, now: Instant) -> None:
         """Forgets what nobody came for. Kept in the order of its first word."""
@@ -53,6 +62,12 @@ class Early:
             if advance.since + self._keep > now:
                 break
             del self._advances[key]
+            self._forget(key[0])
+
+    def _forget(self, incarnation: Incarnation) -> None:
+        self._count[incarnation] -= 1
+        if not self._count[incarnation]:
+            del self._count[incarnation]
 
     def __len__(self) -> int:
         return len(self._advances)

@@ -98,8 +98,10 @@ class Limits:
     """Reservations that the engines of one link may have announced."""
     blocks_per_link: int = 1 << 24
     """Blocks that those may name in all: a list is small where it is said, and large where it is kept."""
-    tombs: int = 100_000
-    """How many ended or cancelled keys are remembered."""
+    early_per_engine: int = 4096
+    """How many handoffs may be advanced that an engine has not opened yet."""
+    tombs_per_engine: int = 50_000
+    """How many ended or cancelled keys of one engine are remembered."""
     tombs_per_link: int = 20_000
     """How many of the reservations of one link that ended are remembered: about 12 MB of them."""
 

@@ -60,8 +60,8 @@ class Receiver:
         self._out = out
         self._halves = Reservations()
         self._ways = Ways()
-        self._over: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
-        self._cancelled_early: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
+        self._over: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs_per_engine)
+        self._cancelled_early: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs_per_engine)
         self.draining = False
 
     # --- from the engine ---------------------------------------------------------------------------------

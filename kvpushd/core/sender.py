@@ -46,8 +46,8 @@ class Sender:
         self._handoffs = self._transfers.handoffs
         self._targets = self._transfers.targets
         self._receivers = Receivers(engines, limits.engines_per_link)
-        self._early = Early(limits.lease, limits.halves_per_engine)
-        self._cancelled_early: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
+        self._early = Early(limits.lease, limits.early_per_engine)
+        self._cancelled_early: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs_per_engine)
         self.draining = False
 
     # --- from the engine ---------------------------------------------------------------------------------
@@ -148,8 +148,10 @@ class Sender:
             return
         handoff = self._handoffs.get(half)
         if handoff is None:
-            if self._transfers.ended.dig(half) is None:
-                self._early.note(event, engine, now)
+            if self._transfers.ended.dig(half) is None and not self._early.note(event, engine, now):
+                detail = f"engine {engine.engine_id} has advanced {self._limits.early_per_engine} handoffs "
+                detail += "that it has not opened"
+                self._cancelled_early.bury(half, Fault(Reason.OVER_LIMIT, detail), now)
             return
         frontier = handoff.frontiers.get(event.rank)
         if frontier is None or handoff.fault is not None:

@@ -24,8 +24,8 @@ from kvpushd.core.match import coverage_fault
 from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
-from kvpushd.core.tombs import TargetTombs, Tombs
-from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, Transfer
+from kvpushd.core.tombs import Tombs
+from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, TargetKey, Transfer
 from kvpushd.core.writer import Writer
 
 LANDED = Fault(Reason.DUPLICATE, "this transfer has landed already")
@@ -42,9 +42,9 @@ class Transfers:
         self._writer = Writer(limits)
         self.handoffs = Handoffs()
         self.targets = Targets()
-        self.ended: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs)
-        self.over: Tombs[Transfer] = Tombs(limits.lease, limits.tombs)
-        self.gone = TargetTombs(limits.lease, limits.tombs_per_link)
+        self.ended: Tombs[HalfKey] = Tombs(limits.lease, limits.tombs_per_engine)
+        self.over: Tombs[Transfer] = Tombs(limits.lease, limits.tombs_per_engine)
+        self.gone: Tombs[TargetKey] = Tombs(limits.lease, limits.tombs_per_link)
 
     # --- meeting -----------------------------------------------------------------------------------------
 
@@ -215,13 +215,16 @@ class Transfers:
     # --- ending ------------------------------------------------------------------------------------------
 
     def drop(self, target: Target, fault: Fault, now: Instant) -> None:
-        """Ends a target that its receiver gave up, and with it the transfer: nobody else waits for it."""
+        """Ends a target that its receiver gave up, and with it the transfer, unless another engine waits for
+        that too: who knows a transfer_id must not end what somebody else has reserved."""
         handoff = self.handoffs.get(target.handoff)
         if handoff is not None:
             self.end(handoff, as_peers_see(fault), now)
             return
         self.end_target(target, fault, now)
-        self.finish(target.transfer, as_peers_see(fault), now)
+        mine = target.receiver.engine_id
+        if all(other.receiver.engine_id == mine for other in self.targets.waiting_for(target.transfer)):
+            self.finish(target.transfer, as_peers_see(fault), now)
 
     def end(self, handoff: Handoff, fault: Fault, now: Instant) -> None:
         """Ends a handoff with a fault, unless it has one, and all targets that it fills."""

@@ -65,6 +65,8 @@ class Writer:
     def more(self, target: Target, handoff: Handoff, engine: Engine) -> None:
         """The same where more than before is final. Who waits for a turn with most of a write stays where it
         is: in its turn it takes all that is final."""
+        if not target.live:
+            return  # its link may be gone
         waits, write = self._schedule.waits_for(target.key), self._pace(target.said.link).write
         if not 3 * write <= 4 * waits <= 4 * write:
             self.offer(target, handoff, engine)

@@ -136,18 +136,23 @@ class ReceivingRoom:
 
     async def _open(self, reach: Reach) -> None:
         fault: Fault | None
+        dialed = False
         try:
-            fault = await self._describe(reach)
+            way = self._dial(reach.link)
+            dialed = True
+            fault = await self._describe(reach, way)
         except KvpushError as error:
             fault = error.fault()
         self._hub.feed(Reached(reach.link, reach.incarnation, reach.sender_engine_id, fault))
+        if not dialed and fault is not None:
+            # There is no link whose end would say that nothing comes of it.
+            self._hub.feed(LinkLost(reach.link, fault.detail))
 
-    async def _describe(self, reach: Reach) -> Fault | None:
-        """Opens link and inlet, presents the engine to its sender, and returns the sender's verdict."""
+    async def _describe(self, reach: Reach, way: Way) -> Fault | None:
+        """Opens the inlet, presents the engine to its sender, and returns the sender's verdict."""
         entry = self._engines.get(reach.incarnation)
         if entry is None or not entry.live:
             raise Unreachable("the engine left")
-        way = self._dial(reach.link)
         await asyncio.shield(way.up)
         opened = await asyncio.shield(self._inlet((reach.link, reach.incarnation), entry))
         if not way.link.up:
@@ -289,7 +294,7 @@ class ReceivingRoom:
         question = (wire.incarnation_from_wire(answer.incarnation), answer.sender_engine_id)
         asked = way.questions.get(question) if way else None
         if way is None or not asked:
-            raise Invalid(f"an answer about sender {answer.sender_engine_id!r} to a question never asked")
+            raise Invalid("an answer about an engine to a question never asked")
         waiting = asked.popleft()
         if not asked:
             del way.questions[question]

@@ -43,10 +43,12 @@ from kvpushd.rpc.terms import agent_prefix
 MAX_RANKS = 4096
 MAX_INLETS = 64
 """A node has an inlet per mover, and each that is opened costs its peer a connection."""
-MAX_AGENT = 300
+MAX_METADATA = 1 << 20
+"""Bytes of an inlet's. NIXL's has some hundred, and a hundred more for each pool behind it."""
 MOST_ADDRESS = (1 << 63) - 1
 MAX_PRESENTATIONS = 4096
-"""Engines that may wait, of one link, to be presented."""
+MAX_PRESENTED_BYTES = 64 << 20
+"""Engines that may wait, of one link, to be presented, and what their descriptions may have together."""
 
 
 @dataclass(slots=True)
@@ -80,6 +82,8 @@ class Guest:
     inbox: asyncio.Queue[Presented | ReceiverGone] = field(
         default_factory=lambda: asyncio.Queue(MAX_PRESENTATIONS)
     )
+    waiting_bytes: int = 0
+    """Of the descriptions in the inbox."""
     attendant: asyncio.Task[None] | None = None
 
 
@@ -164,7 +168,8 @@ class SendingRoom:
                 body = item.withdraw
                 incarnation = wire.incarnation_from_wire(body.incarnation) if body.incarnation else None
                 key, fault = wire.key_from_wire(body.key), wire.fault_from_wire(body.fault)
-                self._hub.feed(Withdrawn(guest.name, incarnation, key, body.sender_engine_id, fault))
+                sender = wire.name_from_wire(body.sender_engine_id, "sender_engine_id")
+                self._hub.feed(Withdrawn(guest.name, incarnation, key, sender, fault))
             case "engine_gone":
                 gone = wire.incarnation_from_wire(item.engine_gone.incarnation)
                 self._queue(guest, ReceiverGone(guest.name, gone))
@@ -172,16 +177,21 @@ class SendingRoom:
                 raise Invalid("an item that says nothing: the peer speaks a later version")
 
     def _queue(self, guest: Guest, said: Presented | ReceiverGone) -> None:
-        try:
-            guest.inbox.put_nowait(said)
-        except asyncio.QueueFull:
-            raise OverLimit(f"{MAX_PRESENTATIONS} engines wait to be presented on this link") from None
+        size = _size(said)
+        waiting = guest.inbox.qsize()
+        if guest.inbox.full() or (waiting and guest.waiting_bytes + size > MAX_PRESENTED_BYTES):
+            raise OverLimit(
+                f"{waiting} engines ({guest.waiting_bytes:,} bytes) wait to be presented on this link"
+            )
+        guest.inbox.put_nowait(said)
+        guest.waiting_bytes += size
 
     async def _attend(self, guest: Guest) -> None:
         """Takes a link's receiving engines in and lets them go, one after the other: one that goes while its
         outlets are being opened goes after that; and answers come in the order of the questions."""
         while True:
             said = await guest.inbox.get()
+            guest.waiting_bytes -= _size(said)
             if isinstance(said, ReceiverGone):
                 self._hub.feed(said)
             else:
@@ -312,6 +322,8 @@ def _receiver_of(
 ) -> tuple[ReceiverView, dict[int, tuple[int, int]]]:
     """The engine, and for each rank its inlet's index and its pool's base address. Raises Invalid."""
     incarnation = wire.incarnation_from_wire(engine.incarnation)
+    wire.name_from_wire(engine.engine_id, "engine_id")
+    wire.name_from_wire(engine.sender_engine_id, "sender_engine_id")
     if not 1 <= len(engine.pools) <= MAX_RANKS or not 1 <= len(engine.inlets) <= MAX_INLETS:
         raise Invalid(
             f"{len(engine.pools)} pools and {len(engine.inlets)} inlets; expected 1 to {MAX_RANKS} and 1 to "
@@ -319,9 +331,13 @@ def _receiver_of(
         )
     mine = agent_prefix(hello.node, hello.boot)
     for inlet in engine.inlets:
+        wire.name_from_wire(inlet.agent, "inlet.agent", empty=True)
+        wire.name_from_wire(inlet.transport, "inlet.transport")
+        if len(inlet.metadata) > MAX_METADATA:
+            raise Invalid(f"an inlet's metadata has {len(inlet.metadata):,} bytes, expected {MAX_METADATA:,}")
         if not inlet.agent.startswith(mine):
             # Agents are known by name: under another node's name it would take that node's place.
-            raise Invalid(f"the agent {inlet.agent[:MAX_AGENT]!r} is not of this node: expected {mine}...")
+            raise Invalid(f"the agent {inlet.agent!r} is not of this node: expected {mine}...")
     pools: dict[int, Layout] = {}
     where: dict[int, tuple[int, int]] = {}
     for pool in engine.pools:
@@ -346,12 +362,16 @@ def _receiver_of(
     return view, where
 
 
+def _size(said: Presented | ReceiverGone) -> int:
+    return said.said.ByteSize() if isinstance(said, Presented) else 0
+
+
 def _announced(link: LinkId, body: peer_pb2.Announce) -> Announced:
     return Announced(
         link,
         wire.incarnation_from_wire(body.incarnation),
         wire.key_from_wire(body.key),
-        body.sender_engine_id,
+        wire.name_from_wire(body.sender_engine_id, "sender_engine_id"),
         body.start,
         body.end,
         wire.blocks_from_wire(body.blocks),

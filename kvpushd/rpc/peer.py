@@ -109,13 +109,12 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         """One link, from its hello to its end."""
         address = _plain(context.peer())
         try:
-            link, wire = await self._welcome(address, context)
+            link, wire = await self._take_in(address, context)
         except KvpushError as error:
             self._desk.on_refused(address, error.fault())
             await status.abort(context, error)
             return
         fault = Fault(Reason.PEER_UNREACHABLE, f"the link from {link.hello.node} broke")
-        self._links.add(link)
         try:
             self._desk.on_up(link)
             await wire.run(
@@ -138,7 +137,9 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             self._log.info("link down", address=address, node=link.hello.node, fault=str(fault))
             self._desk.on_down(link, fault)
 
-    async def _welcome(self, address: str, context: Any) -> tuple[InLink, _InWire]:
+    async def _take_in(self, address: str, context: Any) -> tuple[InLink, _InWire]:
+        """Hears a hello and answers it. The link counts from the hello on, not from when the answer is
+        taken: else any number could come in between."""
         try:
             async with asyncio.timeout(self._terms.connect_timeout):
                 first = await status.read(context)
@@ -154,14 +155,23 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
         most = self._terms.links_per_node
         if sum(link.hello.node == hello.node for link in self._links) >= most:
             raise OverLimit(f"{most} links from node {hello.node} are open: see limits.links_per_node")
-        await context.write(peer_pb2.LinkResponse(hello=self._terms.hello()))
         wire = _InWire(
             self._terms,
             lambda: peer_pb2.SenderItem(beat=peer_pb2.Beat()),
             lambda items, first: peer_pb2.LinkResponse(items=items, first=first),
         )
+        link = InLink(address, hello, names, wire)
+        self._links.add(link)
+        try:
+            async with asyncio.timeout(self._terms.connect_timeout):
+                await context.write(peer_pb2.LinkResponse(hello=self._terms.hello()))
+        except BaseException as error:
+            self._links.discard(link)
+            if isinstance(error, TimeoutError):
+                raise Unreachable(f"{hello.node} did not take an answer to its hello") from None
+            raise
         self._log.info("link up", address=address, node=hello.node, software=hello.software)
-        return InLink(address, hello, names, wire), wire
+        return link, wire
 
 
 async def serve_peers(

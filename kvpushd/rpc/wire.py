@@ -70,6 +70,12 @@ def incarnation_from_wire(said: bytes, field: str = "incarnation") -> Incarnatio
     return Incarnation(said)
 
 
+def name_from_wire(value: str, field: str, *, empty: bool = False) -> str:
+    """What names an engine or an agent. Raises Invalid where it is empty, or too long to be kept."""
+    with _named(field):
+        return wire.text(field, value, empty=empty)
+
+
 def fault_from_wire(message: types_pb2.Fault) -> Fault:
     """A fault, its detail cut to what can be kept; a reason of a later version becomes UNSPECIFIED."""
     fault = wire.fault_from_wire(message)
@@ -128,4 +134,5 @@ __all__ = [
     "key_to_wire",
     "layout_from_wire",
     "layout_to_wire",
+    "name_from_wire",
 ]

@@ -224,6 +224,28 @@ def test_another_nodes_agent_is_not_its_to_name(fleet: Fleet, agent: str) -> Non
     fleet.finish(key, "matched")
 
 
+@pytest.mark.parametrize(
+    ("kind", "field"),
+    [
+        ("engine", "engine_id"),
+        ("engine", "sender_engine_id"),
+        ("engine", "agent"),
+        ("announce", "sender_engine_id"),
+        ("withdraw", "sender_engine_id"),
+    ],
+)
+def test_names_that_are_too_long_to_be_kept_end_the_link(fleet: Fleet, kind: str, field: str) -> None:
+    """What nobody could match is remembered by its name, as often as it is said."""
+    with link(fleet) as (said, call):
+        body = RECEIVER_ITEMS[kind](fleet.stolen(new_key()))
+        where = body.inlets[0] if field == "agent" else body
+        setattr(where, field, getattr(where, field) + "x" * 513)
+        said.put(peer_pb2.LinkRequest(items=[peer_pb2.ReceiverItem(**{kind: body})]))
+        with pytest.raises(grpc.RpcError, match="at most 512 are allowed"):
+            for _ in call:
+                pass
+
+
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_an_engine_of_another_node_that_bears_the_receivers_name_gets_nothing(
     fleet: Fleet, moment: str

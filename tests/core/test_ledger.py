@@ -15,6 +15,7 @@ from kvpushd.core.engines import Limits
 from kvpushd.core.events import (
     Advanced,
     Announced,
+    Cancelled,
     Described,
     DrainBegan,
     EngineJoined,
@@ -25,6 +26,7 @@ from kvpushd.core.events import (
     PeerEnded,
     PeerMatched,
     PoolMapped,
+    ReceiverGone,
     ReceiverLost,
     Reserved,
     Withdrawn,
@@ -1174,6 +1176,44 @@ def refusal(said: list[object]) -> Reason:
     return item.item.fault.reason
 
 
+def test_what_an_engine_advances_and_never_opens_pushes_out_nothing_of_another_engine() -> None:
+    node = Hostile(replace(LIMITS, early_per_engine=4))
+    other = Incarnation(b"o" * 16)
+    node.ledger.handle(EngineJoined(other, "O", {"model": "m"}, 1, 1), 0)
+    node.ledger.handle(PoolMapped(other, 0, LAYOUT), 0)
+    ahead = TransferKey(b"a" * 16)
+    node.ledger.handle(Advanced(node.p, 0, ahead, 7, at=0), 0)
+    keys = [TransferKey(count.to_bytes(16, "big")) for count in range(9)]
+    for key in keys:
+        node.ledger.handle(Advanced(other, 0, key, 7, at=0), 0)
+    d = node.describe("B#1", "D")
+    node.announce("B#1", d, key=ahead)
+    said = node.ledger.handle(HandedOff(node.p, ahead, (listed(0, 1, 2),)), 0)
+    assert any(isinstance(s, Post) for s in said)
+    # What was not kept may have been the last word of its handoff: that would wait for ever.
+    ended = [
+        s.fault.reason if s.fault is not None else None
+        for key in keys
+        for s in node.ledger.handle(HandedOff(other, key, (listed(0, 1),), seal=3), 0)
+        if isinstance(s, TellHandoffEnded)
+    ]
+    assert ended == [Reason.OVER_LIMIT] * 5
+
+
+def test_what_one_engine_takes_back_pushes_out_nothing_that_another_took_back() -> None:
+    node = Hostile(replace(LIMITS, tombs_per_engine=4))
+    other = Incarnation(b"o" * 16)
+    node.ledger.handle(EngineJoined(other, "O", {"model": "m"}, 1, 1), 0)
+    late = TransferKey(b"a" * 16)
+    node.ledger.handle(Cancelled(node.p, late, Side.SENDER, ""), 0)
+    for count in range(9):
+        node.ledger.handle(Cancelled(other, TransferKey(count.to_bytes(16, "big")), Side.SENDER, ""), 0)
+    said = node.ledger.handle(HandedOff(node.p, late, (listed(0, 1, 2),)), 0)
+    (ended,) = (s for s in said if isinstance(s, TellHandoffEnded))
+    assert ended.fault is not None
+    assert ended.fault.reason is Reason.CANCELLED
+
+
 def test_a_peer_can_not_announce_for_an_engine_that_it_did_not_describe() -> None:
     node = Hostile()
     d = node.describe("B#1", "D")
@@ -1261,6 +1301,28 @@ def test_a_peer_can_not_withdraw_what_another_one_announced() -> None:
     ((handoff, targets),) = node.ledger.handoffs()
     assert handoff.fault is None
     assert len(targets) == 1
+
+
+@pytest.mark.parametrize("how", ["takes it back", "leaves", "its link breaks"])
+def test_who_copied_a_transfer_id_ends_nothing_that_another_engine_waits_for(how: str) -> None:
+    """Also where the sender has not opened its handoff yet, and both wait for it."""
+    node = Hostile()
+    copied = TransferKey(b"t" * 16)
+    node.announce("B#1", node.describe("B#1", "D"), key=copied)
+    thief = node.describe("C#2", "X")
+    assert node.announce("C#2", thief, key=copied) == []
+    node.ledger.handle(
+        {
+            "takes it back": Withdrawn(LinkId("C#2"), thief, copied, "P", Fault(Reason.CANCELLED, "")),
+            "leaves": ReceiverGone(LinkId("C#2"), thief, ""),
+            "its link breaks": ReceiverLost(LinkId("C#2"), ""),
+        }[how],
+        0,
+    )
+    said = node.ledger.handle(HandedOff(node.p, copied, (listed(0, 1, 2),)), 0)
+    (matched,) = (s.item for s in said if isinstance(s, SayPeer))
+    assert isinstance(matched, PeerMatched)
+    assert matched.link == "B#1"
 
 
 def test_a_word_that_nothing_is_wanted_ends_nothing_that_another_peer_waits_for() -> None:

@@ -23,9 +23,21 @@ from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, OverLimit
 from kvpushd.rpc.link import EOF
 from kvpushd.rpc.links import check_address
+from kvpushd.rpc.peer import PeerService
 from kvpushd.rpc.terms import PROTOCOL
 from kvpushd.rpc.tls import NoPeers
-from tests.rpc.peer_kit import fenced, in_loop, number_of, receiving, sending, soon, terms, withdraw
+from tests.rpc.peer_kit import (
+    ANYBODY,
+    InNotes,
+    fenced,
+    in_loop,
+    number_of,
+    receiving,
+    sending,
+    soon,
+    terms,
+    withdraw,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 HELLO = terms("raw").hello()
@@ -345,6 +357,51 @@ async def test_one_node_does_not_take_the_links_of_all() -> None:
         assert (await soon(heard.downs.get()))[1].reason is Reason.OVER_LIMIT
         two.dial(sender.address)
         await soon(heard_two.ups.get())
+
+
+class Sluggish:
+    """The context of a stream whose hello is answered when the test likes."""
+
+    def __init__(self) -> None:
+        self.answered = asyncio.Event()
+        self.answers = 0
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def read(self) -> peer_pb2.LinkRequest:
+        if self.answers:
+            await asyncio.Event().wait()
+        return peer_pb2.LinkRequest(hello=HELLO)
+
+    async def write(self, message: peer_pb2.LinkResponse) -> None:
+        await self.answered.wait()
+        self.answers += 1
+
+    async def abort(self, *args: Any, **kwargs: Any) -> None:
+        raise asyncio.CancelledError
+
+
+@in_loop
+async def test_links_of_one_node_that_come_at_once_are_counted_too() -> None:
+    notes = InNotes()
+    service = PeerService(terms("sender", links_per_node=2, connect_timeout=0.3), ANYBODY, notes)
+    contexts = [Sluggish() for _ in range(5)]
+    streams = [asyncio.ensure_future(service.Link(None, context)) for context in contexts]
+    for _ in range(3):
+        assert (await soon(notes.refused.get())).reason is Reason.OVER_LIMIT
+    contexts[0].answered.set()
+    await soon(notes.ups.get())
+    # Who does not take its answer gives its place back.
+    assert (await soon(notes.refused.get())).reason is Reason.PEER_UNREACHABLE
+    last = Sluggish()
+    last.answered.set()
+    streams.append(asyncio.ensure_future(service.Link(None, last)))
+    await soon(notes.ups.get())
+    for stream in streams:
+        stream.cancel()
+    await asyncio.gather(*streams, return_exceptions=True)
+    assert not list(service)
 
 
 @pytest.mark.parametrize(
