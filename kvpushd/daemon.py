@@ -55,6 +55,8 @@ from kvpushd.tracing import open_traces
 SOFTWARE = f"kvpushd {version('kvpushd')}"
 TICK = 0.1
 """Seconds between looks at leases: how late one may end."""
+IDLE_TICK = 1.0
+"""The same while nothing is held: only what is remembered of what ended waits to be forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,7 @@ class Daemon:
             stack.push_async_callback(tasks.close)
             await self._open(stack, lifeline, registry, tasks)
             tasks.start(movers.watch())
-            tasks.start(hub.tick(TICK))
+            tasks.start(hub.tick(TICK, IDLE_TICK))
             tasks.start(self._metrics.watch_loop())
             tasks.start(self._floor.watch())
             tasks.start(self._notify.watch(self._is_well))

@@ -17,7 +17,6 @@ from benchmarks.wire.case import POOL_BYTES, RUNS, TRANSPORTS, Case
 from benchmarks.wire.contender import WrongBytes
 from kvpush_client.layout import Group, Layer, Layout, Plane
 from kvpush_client.pool import Pool
-from kvpushd.core.engines import Limits
 from kvpushd.core.events import WriteEnded
 from kvpushd.core.layout import Blocks, Window
 from kvpushd.core.pace import Pace
@@ -25,6 +24,7 @@ from kvpushd.core.words import WriteId
 from kvpushd.mover.attention import Attention
 from kvpushd.mover.child import MoverSettings
 from kvpushd.mover.handle import MoverHandle, OutletPool
+from kvpushd.settings import Settings
 
 R = TypeVar("R")
 TOKENS = 4
@@ -47,8 +47,11 @@ class Movers:
     def __init__(self, transport: str) -> None:
         self._runner = asyncio.Runner()
         self._numbers = itertools.count(1)
-        limits = Limits()
-        self._pace = Pace(limits.link_bytes, limits.write_bytes)
+        # As a daemon has it that is not told otherwise.
+        flight, write = (
+            Settings.model_fields[name].default for name in ("peer_bytes_in_flight", "window_bytes")
+        )
+        self._pace = Pace(flight, write)
         self._source, self._target = Pool.create(POOL_BYTES, "source"), Pool.create(POOL_BYTES, "target")
         self._source.view[:] = cases.pattern().data
         self._target.prefault()

@@ -16,7 +16,7 @@ class Attention(IntEnum):
 
 # The longest wait for the next round, in seconds. A transport's bell cuts it short: then it is what a missed
 # ring may cost.
-_RUNG = {Attention.IDLE: 0.25, Attention.EXPECTING: 0.02, Attention.FILLING: 0.005}
+_RUNG = {Attention.IDLE: 0.5, Attention.EXPECTING: 0.02, Attention.FILLING: 0.005}
 # Without a bell the mover has to look.
 _SILENT = {Attention.IDLE: 0.25, Attention.EXPECTING: 0.001, Attention.FILLING: 0.00025}
 

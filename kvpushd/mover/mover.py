@@ -29,7 +29,7 @@ from kvpushd.rpc import wire
 
 # Page tables are filled in by slices of about a millisecond, while nothing of this mover's is in flight.
 POPULATE_BYTES = 4 << 20
-# Above the longest wait there is always a round between two beats that are a second apart.
+# Rounds are half a second apart at most: so beats are about a second apart.
 BEAT_SECONDS = 0.7
 
 Reports = list[mover_pb2.MoverReport]

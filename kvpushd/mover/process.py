@@ -35,6 +35,9 @@ VERIFY = {"off": 0, "sample": SAMPLED, "all": 1}
 SPARE, MOVER = b"kvpushd-spare", b"kvpushd-mover"
 """What the process is called in ps and top, once it stands by, and once it was told to begin."""
 
+STEP_SECONDS = 0.0005
+"""Between two commands that came together there is a round if the last one is longer ago."""
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _PR_SET_TIMERSLACK = 29
@@ -100,6 +103,7 @@ def serve(link: Link, mover: Mover) -> None:
 
 def _rounds(link: Link, mover: Mover, events: select.epoll) -> None:
     waiting_to_send = rang = False
+    stepped = 0.0
     while True:
         if link.pending != waiting_to_send:
             waiting_to_send = link.pending
@@ -120,10 +124,13 @@ def _rounds(link: Link, mover: Mover, events: select.epoll) -> None:
                 return
             _say(link, mover.handle(command, link.take_descriptor))
             # UCX may carry most of a write as it begins. Then the daemon shall hear of its end before the
-            # next one begins, so that it has another ready when that ends.
-            _say(link, mover.step(rang))
-        if not messages:
-            _say(link, mover.step(rang))
+            # next one begins, so that it has another ready when that ends. Small writes come in scores, and
+            # a step for each would cost more than they do.
+            if time.monotonic() - stepped > STEP_SECONDS:
+                _say(link, mover.step(rang))
+                stepped = time.monotonic()
+        _say(link, mover.step(rang))
+        stepped = time.monotonic()
 
 
 def _say(link: Link, reports: Iterable[mover_pb2.MoverReport]) -> None:

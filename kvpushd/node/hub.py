@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -37,6 +38,8 @@ class Hub:
         self._waiting: deque[Event] = deque()
         self._busy = False
         self._looking = False
+        self._held = asyncio.Event()
+        """Set once something is held; only then does time matter."""
         self._after: list[Callable[[], None]] = []
         self._log = structlog.get_logger("kvpushd.hub")
 
@@ -76,6 +79,8 @@ class Hub:
 
     def _look(self) -> None:
         self._looking = False
+        if not self.ledger.idle:
+            self._held.set()
         for call in self._after:
             call()
 
@@ -88,8 +93,14 @@ class Hub:
                 # belong to other transfers, from being so.
                 self._log.exception("instruction failed", instruction=type(instruction).__name__)
 
-    async def tick(self, every: float) -> None:
-        """Lets the ledger know that time passes, until cancelled."""
+    async def tick(self, every: float, idle: float) -> None:
+        """Lets the ledger know that time passes, until cancelled: seldom while it holds nothing."""
         while True:
-            await asyncio.sleep(every)
+            if self.ledger.idle:
+                self._held.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(idle):
+                        await self._held.wait()
+            else:
+                await asyncio.sleep(every)
             self.feed(Tick())

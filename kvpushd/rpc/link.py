@@ -186,8 +186,9 @@ class Wire(Generic[Said, Heard]):
         loop = asyncio.get_running_loop()
         silence = self._terms.silence
         while True:
-            expected = loop.time() + silence / 8
-            await asyncio.sleep(silence / 8)
+            # At moments that all links share: to wake once for all of them costs less.
+            expected = (loop.time() // (silence / 8) + 1) * (silence / 8)
+            await asyncio.sleep(expected - loop.time())
             late = loop.time() - expected
             if late > silence / 8:
                 # This process stood still (a stopped VM, a debugger): that is no silence of the peer's,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 
-HOLD = 0.005
+HOLD = 0.02
 """Seconds that what is in no hurry may wait for company. A message costs either side some 0.2 ms of CPU,
-whatever is in it; and a transfer of a few blocks is over within this."""
+whatever is in it; and a transfer of a few blocks is over within this, on a busy machine too."""
 
 
 class Nudge:
