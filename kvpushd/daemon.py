@@ -104,6 +104,7 @@ class Daemon:
         async with AsyncExitStack() as stack:
             lock = await self._place.own()
             stack.callback(os.close, lock)
+            self._place.let_in()
             lifeline, held = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, lifeline)
             stack.callback(os.close, held)
@@ -111,8 +112,7 @@ class Daemon:
             self._security = tls.choose(
                 settings.tls, insecure=settings.insecure_peers, allowed=settings.allowed_peers
             )
-            registry = CollectorRegistry()
-            self._metrics = Metrics(registry, settings.node, version("kvpushd"))
+            self._metrics = Metrics(CollectorRegistry(), settings.node, version("kvpushd"))
             traces = open_traces(settings.otlp_endpoint, settings.node, version("kvpushd"))
             stack.callback(traces.close)
             self._ledger = Ledger(_limits(settings))
@@ -157,7 +157,7 @@ class Daemon:
 
             tasks = self._tasks
             stack.push_async_callback(tasks.close)
-            await self._open(stack, lifeline, registry, tasks)
+            await self._open(stack, lifeline, tasks)
             tasks.start(movers.watch())
             tasks.start(hub.tick(TICK, IDLE_TICK))
             tasks.start(self._metrics.watch_loop())
@@ -169,9 +169,7 @@ class Daemon:
 
     # --- opening -----------------------------------------------------------------------------------------
 
-    async def _open(
-        self, stack: AsyncExitStack, lifeline: int, registry: CollectorRegistry, tasks: Tasks
-    ) -> None:
+    async def _open(self, stack: AsyncExitStack, lifeline: int, tasks: Tasks) -> None:
         """Opens every socket; the engines' last, so that whoever connects finds all else there."""
         settings, limits = self._settings, self._settings.limits
         place, health = self._place, self._health
@@ -198,7 +196,8 @@ class Daemon:
         admin = self._parts.admin(self._view, self._count("admin"))
         server = await serve_admin(admin, health, place.admin, mode=settings.socket_mode)
         stack.push_async_callback(server.stop, None)
-        http = HttpPort(registry, lambda: self._metrics.holding(self._view.holding()), self._problems)
+        metrics = self._metrics
+        http = HttpPort(metrics.registry, lambda: metrics.holding(self._view.holding()), self._problems)
         http_port = await http.open(settings.http_host, settings.http_port)
         stack.push_async_callback(http.close)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvpush_client import fdsock
 from kvpush_client._proto import engine_pb2
+from kvpush_client.door import obstacle
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
 from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.events import Connected, Disconnected, Event, Fault, Reason, Rejected, Side, TransferKey
@@ -285,16 +286,17 @@ class Session:
     def _attend(self) -> tuple[bool, KvpushClientError]:
         """One connection, from dialling to its loss: whether it was up, and what ended it."""
         socket = self._runtime_dir / "kvpushd.sock"
-        trouble: KvpushClientError = DaemonUnreachable(f"{socket} does not exist: is kvpushd running?")
+        trouble: KvpushClientError = DaemonUnreachable(f"{socket}: given up")
+        link: Link | None = None
         lifeline: fdsock.Lifeline | None = None
-        if not socket.exists():
-            return self._lose(trouble, lifeline), trouble
-        link = self._dial(socket, self._identity, self._unsayable)
-        with self._lock:
-            self._link = link
-            if self._closing.is_set():
-                link.cancel()
         try:
+            if (why := obstacle(socket, "is kvpushd running?")) is not None:
+                raise DaemonUnreachable(why)
+            link = self._dial(socket, self._identity, self._unsayable)
+            with self._lock:
+                self._link = link
+                if self._closing.is_set():
+                    link.cancel()
             welcome = link.welcome()
             # The daemon welcomes a launch again only when all that its former sessions left is fenced.
             self._fenced(self._generation)
@@ -314,10 +316,11 @@ class Session:
             self._connect(link, welcome)
             for event in events:
                 self._hear(event)
-        except KvpushClientError as error:
-            trouble = error
+        except (KvpushClientError, OSError, RuntimeError) as error:  # RuntimeError: no thread is to be had
+            trouble = error if isinstance(error, KvpushClientError) else DaemonUnreachable(str(error))
         finally:
-            link.close()
+            if link is not None:
+                link.close()
             connected = self._lose(trouble, lifeline)
         return connected, trouble
 

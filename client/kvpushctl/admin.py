@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvpush_client._proto import admin_pb2, admin_pb2_grpc
+from kvpush_client.door import obstacle
 from kvpushctl.errors import CommandError, DaemonUnreachable
 
 SOCKET = "admin.sock"
@@ -98,15 +98,10 @@ def connect(runtime_dir: Path) -> Iterator[Admin]:
     Raises DaemonUnreachable at once where there is no socket, or where this user may not open it.
     """
     socket = runtime_dir / SOCKET
-    if not socket.exists():
-        raise DaemonUnreachable(
-            f"{socket} does not exist: start kvpushd (systemctl start kvpushd), or name its directory "
-            "with --runtime-dir or KVPUSHD_RUNTIME_DIR"
-        )
-    if not os.access(socket, os.R_OK | os.W_OK):
-        raise DaemonUnreachable(
-            f"this user may not open {socket}: become a member of its group ({socket.group()}), or root"
-        )
+    start = "start kvpushd (systemctl start kvpushd), or name its directory with --runtime-dir or "
+    why = obstacle(socket, f"{start}KVPUSHD_RUNTIME_DIR")
+    if why is not None:
+        raise DaemonUnreachable(why)
     with grpc.insecure_channel(f"unix:{socket.absolute()}") as channel:
         yield Admin(admin_pb2_grpc.AdminServiceStub(channel), socket)
 

@@ -19,4 +19,5 @@ def default_runtime_dir(env: Mapping[str, str], system: Path = SYSTEM) -> Path:
     places = [system, Path(f"/tmp/kvpushd-{os.getuid()}")]
     if user := env.get("XDG_RUNTIME_DIR"):
         places.insert(1, Path(user) / "kvpushd")
-    return next((place for place in places if place.exists()), system)
+    # Not Path.exists: that raises where another user's directory is in the way.
+    return next((place for place in places if os.path.exists(place)), system)

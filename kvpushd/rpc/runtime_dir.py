@@ -56,12 +56,20 @@ class RuntimeDir:
                     ) from None
                 await asyncio.sleep(0.02)
 
+    def let_in(self) -> None:
+        """Gives the group the directory, unless all may enter it. Raises ConfigError.
+
+        Before there are sockets: who looks for them then sees that there are none yet.
+        """
+        if not self.path.stat().st_mode & stat.S_IXOTH:
+            self._give(self.path)
+
     def hand_over(self) -> None:
-        """Gives the group the sockets, and the directory too unless all may enter it. Raises ConfigError."""
-        if not self._group:
-            return
-        closed = not self.path.stat().st_mode & stat.S_IXOTH
-        for path in (*([self.path] if closed else []), self.engines, self.memory, self.admin):
+        """Gives the group the sockets. Raises ConfigError."""
+        self._give(self.engines, self.memory, self.admin)
+
+    def _give(self, *paths: Path) -> None:
+        for path in paths if self._group else ():
             try:
                 shutil.chown(path, group=self._group)
             except OSError as error:

@@ -29,9 +29,21 @@ from kvpush_client.events import (
     Side,
     TransferKey,
 )
-from kvpush_client.items import Advance, Cancel, Decline, DescribePool, FirstToken, Handoff, Reserve
+from kvpush_client.items import (
+    Advance,
+    Cancel,
+    Decline,
+    DescribePool,
+    FirstToken,
+    Handoff,
+    Identity,
+    Item,
+    Reserve,
+)
 from kvpush_client.layout import Blocks
+from kvpush_client.link import Link
 from kvpush_client.session import Session
+from kvpush_client.wire import Malformed
 from kvpushd.errors import BadMemory, FingerprintMismatch, OverLimit
 from testing.front import (
     BLOCKS,
@@ -266,6 +278,85 @@ def test_a_session_connects_when_the_daemon_comes(daemons: Daemons, engines: Eng
         engine.session.wait_ready(0.2)
     daemons()
     connected(engine)
+
+
+ANOTHER_USERS = """
+import os
+import sys
+from pathlib import Path
+from kvpush_client.errors import DaemonUnreachable
+from kvpush_client.session import Session
+from testing.front import scheduler
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+session = Session(Path(sys.argv[1]), scheduler())
+session.start()
+for _ in range(2):
+    try:
+        session.wait_ready(1)
+    except DaemonUnreachable as error:
+        print(error, flush=True)
+    sys.stdin.readline()
+session.wait_ready(20)
+print("connected")
+session.close()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_session_that_may_not_come_to_the_daemon_says_so_and_connects_once_it_may(
+    daemons: Daemons, runtime_dir: Path
+) -> None:
+    daemons()
+    with subprocess.Popen(
+        [sys.executable, "-c", ANOTHER_USERS, str(runtime_dir)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'client'}"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as another:
+        assert another.stdin is not None
+        assert another.stdout is not None
+        for closed, verb, mode in (
+            (runtime_dir, "enter", 0o755),
+            (runtime_dir / "kvpushd.sock", "open", 0o666),
+        ):
+            said = another.stdout.readline()
+            assert f"this user may not {verb} {closed} (" in said
+            assert "group root): make it a member of that group" in said
+            (runtime_dir / "fd.sock").chmod(0o666)
+            closed.chmod(mode)
+            another.stdin.write("\n")
+            another.stdin.flush()
+        assert another.stdout.readline() == "connected\n"
+
+
+def test_a_folder_that_can_not_be_looked_at_is_named_with_the_reason(runtime_dir: Path) -> None:
+    session = Session(runtime_dir / ("x" * 256), scheduler())
+    session.start()
+    with pytest.raises(DaemonUnreachable, match=r"/x+/kvpushd\.sock: File name too long"):
+        session.wait_ready(0.5)
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("none to be had"), RuntimeError("can't start new thread")], ids=repr
+)
+def test_an_attempt_that_the_system_refuses_is_followed_by_another(
+    error: Exception, daemons: Daemons, runtime_dir: Path
+) -> None:
+    attempts = iter([error])
+
+    def dial(socket: Path, identity: Identity, unsayable: Callable[[Item, Malformed], None]) -> Link:
+        for refused in attempts:
+            raise refused
+        return Link(socket, identity, unsayable)
+
+    daemons()
+    session = Session(runtime_dir, scheduler(), link=dial)
+    session.start()
+    session.wait_ready(DEADLINE)
+    session.close()
 
 
 def test_halves_of_a_killed_daemon_end_once_and_the_lifeline_releases_them(

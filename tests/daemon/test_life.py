@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import grp
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -125,6 +127,18 @@ def test_a_port_that_is_taken_is_an_error_with_the_address(node: Node, tmp_path:
         stack.callback(second.close)
         assert second.launch().wait() == 1
     assert f"127.0.0.1:{node.port}" in second.log.read_text()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to any group")
+def test_the_socket_group_may_enter_before_there_are_sockets(node: Node, tmp_path: Path) -> None:
+    group = next(entry for entry in grp.getgrall() if entry.gr_gid not in (0, os.getegid()))
+    # It gets no further than to its ports, of which one is taken.
+    second = Node("second", tmp_path, peer_port=node.port, socket_group=group.gr_name, **SETTINGS)
+    with ExitStack() as stack:
+        stack.callback(second.close)
+        assert second.launch().wait() == 1
+    assert second.runtime_dir.stat().st_gid == group.gr_gid
+    assert not list(second.runtime_dir.glob("*.sock"))
 
 
 def test_a_runtime_dir_that_can_not_be_made_is_an_error_with_its_name(tmp_path: Path) -> None:

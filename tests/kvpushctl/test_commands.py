@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -254,6 +256,36 @@ def test_a_socket_that_nobody_serves_is_a_daemon_that_does_not_answer(ctl: Ctl, 
     ran = ctl("status")
     assert ran.status == 3
     assert "nobody answers" in ran.err
+
+
+ANOTHER_USERS = """
+import os, sys
+from pathlib import Path
+from kvpushctl.admin import connect
+from kvpushctl.errors import DaemonUnreachable
+from kvpushctl.runtime import default_runtime_dir
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+print(default_runtime_dir({"XDG_RUNTIME_DIR": sys.argv[1]}, Path("/nowhere")))
+try:
+    connect(Path(sys.argv[1])).__enter__()
+except DaemonUnreachable as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_user_who_may_not_enter_the_folder_is_told_whose_member_to_become() -> None:
+    with tempfile.TemporaryDirectory() as closed:
+        ran = subprocess.run(
+            [sys.executable, "-c", ANOTHER_USERS, closed],
+            env={"PYTHONPATH": str(REPOSITORY / "client")},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    owned = "(drwx------, group root): make it a member of that group"
+    assert ran.stdout == f"/nowhere\nthis user may not enter {closed} {owned}\n"
 
 
 @pytest.mark.parametrize("arguments", [["nonsense"], ["transfers", "xyz"], ["status", "-o", "xml"]])
