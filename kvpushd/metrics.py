@@ -100,7 +100,8 @@ METRICS = (
     Metric(
         "kvpush_seal_to_landed_seconds",
         Kind.HISTOGRAM,
-        "Last byte final to last byte landed, at the sender: the transfer's share of the tail.",
+        "Last byte final to last byte landed, at the sender: the transfer's share of the tail. 0 where all "
+        "that was wanted had landed before, e.g. without the prompt's last position.",
         buckets=SECONDS,
     ),
     Metric(
@@ -118,7 +119,8 @@ METRICS = (
     Metric(
         "kvpush_fence_seconds",
         Kind.HISTOGRAM,
-        "A half's bad end to the proof that none of its blocks is written or read any more.",
+        "A half's bad end to the proof that none of its blocks is written or read any more: each half that "
+        "failed, 0 where nothing of it was under way.",
         buckets=SECONDS,
     ),
     Metric(

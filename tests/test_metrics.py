@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,13 @@ def test_each_event_reaches_its_metric(metrics: Metrics) -> None:
     found = samples(metrics)
     assert found["kvpush_links_down_total", ("receiving", "peer_unreachable")] == 1
     assert found["kvpush_rejected_messages_total", ("peer", "invalid")] == 1
+
+
+def test_whatever_is_measured_somebody_tells() -> None:
+    told = "".join(file.read_text() for file in (ROOT / "kvpushd").rglob("*.py") if file.name != "metrics.py")
+    hears = {name for name in vars(Metrics) if not name.startswith("_")}
+    itself = {"loop_late"}  # told by watch_loop
+    assert {name for name in hears - itself if not re.search(rf"metrics\.{name}\b", told)} == set()
 
 
 def test_gauges_say_what_is_held_now_and_forget_what_was(metrics: Metrics) -> None:

@@ -44,6 +44,7 @@ class Handoff:
     moved: Counter[LinkId] = field(default_factory=Counter)
     """Bytes that landed, by link."""
     fault: Fault | None = None
+    faulted_at: Instant = 0
 
     @property
     def half(self) -> HalfKey:
@@ -100,6 +101,7 @@ class Handoff:
             counts=self.counts,
             moved=dict(self.moved),
             fault=self.fault,
+            faulted_at=self.faulted_at,
         )
 
 

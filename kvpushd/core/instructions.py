@@ -19,7 +19,7 @@ from kvpushd.core.events import (
     Withdrawn,
 )
 from kvpushd.core.layout import Blocks, Window
-from kvpushd.core.words import Incarnation, LinkId, Times, WriteId
+from kvpushd.core.words import Incarnation, Instant, LinkId, Times, WriteId
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,8 @@ class Account:
     moved: Mapping[LinkId, int]
     """Bytes of what landed, by the link that carried it."""
     fault: Fault | None
+    faulted_at: Instant
+    """When the fault came, which the fence may follow much later; 0 = there is none."""
 
 
 Instruction = (

@@ -295,7 +295,7 @@ class Receiver:
     def _end(self, half: Reservation, fault: Fault, now: Instant) -> None:
         """Ends a half with a fault, unless it has one; takes back what was announced."""
         if half.fault is None:
-            half.fault = fault
+            half.fault, half.faulted_at = fault, now
             self._halves.wake(half, now + self._limits.fence_patience)
             for link, part in half.parts.items():
                 name = half.sender_on(link).engine_id

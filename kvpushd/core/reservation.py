@@ -75,6 +75,7 @@ class Reservation:
     times: Times
     parts: dict[LinkId, Part]
     fault: Fault | None = None
+    faulted_at: Instant = 0
     told: bool = False
     """The engine knows that it ended."""
     counts: Counts = field(default_factory=Counts)
@@ -179,6 +180,7 @@ class Reservation:
             counts=self.counts,
             moved=dict(self.moved),
             fault=self.fault,
+            faulted_at=self.faulted_at,
         )
 
 

@@ -229,7 +229,7 @@ class Transfers:
     def end(self, handoff: Handoff, fault: Fault, now: Instant) -> None:
         """Ends a handoff with a fault, unless it has one, and all targets that it fills."""
         if handoff.fault is None:
-            handoff.fault = fault
+            handoff.fault, handoff.faulted_at = fault, now
             over = self.handoffs.current(handoff.transfer) in (None, handoff)
             self.handoffs.retire(handoff)
             for target in self.targets.these(handoff.targets):

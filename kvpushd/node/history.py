@@ -76,13 +76,16 @@ class History:
     def _measure(self, account: Account, landed: bool, sending: bool) -> None:
         metrics, times, engine = self._metrics, account.times, account.engine_id
         metrics.half_ended(engine, account.side, account.fault)
+        if not landed:
+            metrics.fenced_after(_seconds(account.faulted_at, times.ended))
         if sending:
             metrics.sent(engine, account.counts.bytes)
             if times.first_post and times.matched:
                 metrics.first_posted_after(_seconds(times.matched, times.first_post))
             if landed:
                 metrics.transfer_landed(account.counts)
-                metrics.landed_after_seal(_seconds(times.sealed, times.landed))
+                # What is wanted may land before all that is sealed is final; that moment then has not come.
+                metrics.landed_after_seal(_seconds(times.sealed or times.landed, times.landed))
         else:
             metrics.received(engine, account.counts.bytes)
             if times.matched:

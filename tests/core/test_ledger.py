@@ -227,6 +227,21 @@ def test_an_aborted_reservation_is_released_only_after_its_last_write_is_termina
 
 
 @both_ways
+def test_both_halves_account_for_when_the_fault_came_and_when_the_fence(local: bool) -> None:
+    pair = Pair(local=local)
+    pair.reserve()
+    pair.hand_off()
+    since = pair.world.now
+    pair.cancel_reservation()
+    pair.world.turn(SECOND)
+    pair.world.complete(pair.write)
+    pair.world.settle()
+    accounts = [account for node in pair.world.nodes.values() for account in node.accounts]
+    assert sorted(account.side.value for account in accounts) == ["receiver", "sender"]
+    assert {(account.faulted_at, account.times.ended) for account in accounts} == {(since, since + SECOND)}
+
+
+@both_ways
 def test_a_reservation_that_is_aborted_before_anything_was_posted_is_released_at_once(local: bool) -> None:
     pair = Pair(local=local)
     held = pair.reserve()
