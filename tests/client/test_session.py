@@ -355,7 +355,7 @@ def test_an_attempt_that_the_system_refuses_is_followed_by_another(
     daemons()
     session = Session(runtime_dir, scheduler(), link=dial)
     session.start()
-    session.wait_ready(DEADLINE)
+    session.wait_ready(10)
     session.close()
 
 

@@ -151,6 +151,19 @@ def test_a_request_aborted_before_it_had_blocks_lets_the_sender_go(d):
     assert len(d.receiver) == 0
 
 
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_a_duplicate_that_is_aborted_before_it_had_blocks_harms_nobody(d, asked):
+    first, second = kit.Request("first"), kit.Request("second")
+    if asked == "before":
+        d.ask(second)
+    d.reserve(first)
+    if asked == "after":
+        d.ask(second)
+    d.desk.take()
+    d.receiver.finished("second")
+    assert d.desk.take() == []
+
+
 def test_a_live_duplicate_is_computed_here_and_harms_nobody(d):
     d.reserve(kit.Request("first"))
     d.desk.take()

@@ -176,9 +176,14 @@ class Receiver:
                 request_id,
                 wanted.receive.transfer_id.hex(),
             )
-            return
-        self._spend(wanted.receive.transfer_id)
-        self._desk.decline(wanted.key, [wanted.receive.sender])
+        self._let_go(wanted)
+
+    def _let_go(self, wanted: _Wanted) -> None:
+        """Its sender need not send it; but of a transfer that is or was another request's nothing is said: the
+        word would end that one."""
+        if wanted.receive.transfer_id not in self._spent:
+            self._spend(wanted.receive.transfer_id)
+            self._desk.decline(wanted.key, [wanted.receive.sender])
 
     def _blocks(self, group: int, blocks: Sequence[Sequence[Any]], start: int, end: int) -> Blocks:
         size = self._group_sizes[group]
@@ -197,7 +202,7 @@ class Receiver:
         if wanted is None:
             return
         if wanted.stage is _Stage.ASKED:
-            self._desk.decline(wanted.key, [wanted.receive.sender])
+            self._let_go(wanted)
         elif wanted.stage is _Stage.WAITING:
             # The workers must report it, once, or vLLM keeps it for ever. Its blocks have our reference too.
             self._desk.cancel(wanted.key, Side.RECEIVER, "the request was aborted")
