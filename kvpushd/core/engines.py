@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kvpushd.core.layout import Layout
+from kvpushd.core.layout import Layout, bytes_per_position
 from kvpushd.core.words import LOCAL, Incarnation, LinkId, ReceiverView
 
 
@@ -23,6 +23,16 @@ class Engine:
     mapped: set[int] = field(default_factory=set)
     """The ranks whose pools are mapped now: none of them, after a mover's death, until they are again."""
     left: bool = False
+    bytes_per_position: int = 0
+    """Over all of `pools`, and kept here: with many layers it takes long to count."""
+
+    def add(self, rank: int, layout: Layout) -> None:
+        """A rank's pool is mapped. How it is cut does not change in the life of an incarnation: handoffs have
+        been planned by it."""
+        if rank not in self.pools:
+            self.pools[rank] = layout
+            self.bytes_per_position += bytes_per_position(layout)
+        self.mapped.add(rank)
 
     @property
     def known(self) -> bool:

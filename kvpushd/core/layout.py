@@ -69,6 +69,16 @@ def block_size(layout: Layout, layer: Layer) -> int:
     return layout.groups[layer.group].block_size
 
 
+def bytes_per_position(layout: Layout) -> int:
+    """Bytes that a position takes in the layers that keep all of them, i.e. not in sliding windows."""
+    return sum(
+        layer.heads * plane.cell_bytes
+        for layer in layout.layers
+        if layout.groups[layer.group].kind is GroupKind.FULL
+        for plane in layer.planes
+    )
+
+
 def check(layout: Layout) -> None:
     """Return if every (layer, block, head, token) has an address inside the pool, and one of its own.
 

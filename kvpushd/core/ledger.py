@@ -153,9 +153,7 @@ class Ledger:
         engine = self.engines.get(event.incarnation)
         if engine is None or engine.left:
             return
-        # How a pool is cut does not change in the life of an incarnation: handoffs have been planned by it.
-        engine.pools.setdefault(event.rank, event.layout)
-        engine.mapped.add(event.rank)
+        engine.add(event.rank, event.layout)
         if engine.ready:
             self._receiver.engine_ready(engine, now)
             self._sender.engine_ready(engine)

@@ -20,6 +20,7 @@ from kvpushd.core.overlap import (
     shared_layers,
     whole,
 )
+from kvpushd.core.reservation import Reservation
 from kvpushd.core.target import Target
 from kvpushd.core.words import ReceiverView
 from kvpushd.errors import LayoutMismatch
@@ -97,3 +98,20 @@ def coverage_fault(target: Target, handoff: Handoff, engine: Engine) -> Fault | 
                     f"positions up to {said.end} are wanted, but group {group} ends at {named}",
                 )
     return None
+
+
+def shortfall(reservation: Reservation, engine: Engine) -> Fault | None:
+    """What is missing where all parts have landed; None if nothing is.
+
+    A sending node knows its own ranks, and only the receiver which nodes it has asked. So if a reservation
+    does not name all that hold something of it, that shows in how much has come. More may come than is
+    counted here: blocks that move whole, and what windows still hold.
+    """
+    due = engine.bytes_per_position * (reservation.said.end - reservation.said.start)
+    if not reservation.landed or reservation.counts.bytes >= due:
+        return None
+    return Fault(
+        Reason.LAYOUT_MISMATCH,
+        f"all that its senders hold has landed, {reservation.counts.bytes} bytes, but it takes {due}: a "
+        "reservation must name the sending engine on every node where it has ranks",
+    )

@@ -37,6 +37,7 @@ from kvpushd.core.instructions import (
     TellReservationReleased,
 )
 from kvpushd.core.layout import check_blocks
+from kvpushd.core.match import shortfall
 from kvpushd.core.outbox import Outbox
 from kvpushd.core.reservation import LIVE, UNFENCED, Part, Reservation, Word
 from kvpushd.core.reservations import Reservations
@@ -203,6 +204,10 @@ class Receiver:
             half.sender_times = event.times
             half.times = replace(half.times, landed=now)
             self._note_match(half, now)
+            engine = self._engines.get(half.incarnation)
+            missing = shortfall(half, engine) if engine is not None else None
+            if missing is not None:
+                self._end(half, missing, now)
             self._settle(half, now)
 
     def ended(self, event: PeerEnded, now: Instant) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpush_client.layout import Group, GroupKind, Layer, Layout, Plane
-from kvpushd.core.layout import Blocks, check, check_blocks, unit_bytes
+from kvpushd.core.layout import Blocks, bytes_per_position, check, check_blocks, unit_bytes
 from kvpushd.errors import Invalid
 from tests.core.pools import Model, Shape, address, changed, listed, rank
 
@@ -25,6 +25,12 @@ def plane(layout: Layout, **fields: int) -> Layout:
     """The layout with fields of its first layer's first plane replaced."""
     first, *others = layout.layers[0].planes
     return changed(layout, planes=(replace(first, **fields), *others))
+
+
+def test_a_position_takes_what_all_heads_and_planes_of_layers_without_a_window_keep_of_it() -> None:
+    model, groups = Model((0, 1, 0), heads=3, planes=(4, 2)), SHAPE.groups
+    for layers, size in ((range(3), 36), (range(2), 18), (range(1, 2), 0)):
+        assert bytes_per_position(rank(model, Shape(groups, blocks=8), layers)) == size
 
 
 def test_a_layout_that_fills_its_pool_to_the_last_byte_is_taken() -> None:

@@ -899,6 +899,26 @@ def test_a_reservation_with_two_senders_lands_when_both_parts_have() -> None:
     world.end()
 
 
+@pytest.mark.parametrize("local", [False, True], ids=["over a link", "on one node"])
+def test_a_reservation_that_does_not_name_all_nodes_of_its_sender_does_not_land(local: bool) -> None:
+    world = World()
+    part, _ = world.engine("P", "A", "C", tp=2)
+    (d,) = world.engine("D", "A" if local else "B")
+    reservation = world.reserve(d, KEY, [part], 0, 7)
+    handoff = world.hand_off(part, KEY, 7)
+    assert reservation is not None
+    assert handoff is not None
+    world.append(part, handoff, 2, seal=True)
+    world.compute(part, handoff, 0, 7, range(2))
+    world.run()
+    (fault,) = d.faults
+    assert fault is not None
+    assert fault.reason is Reason.LAYOUT_MISMATCH
+    assert fault.detail.startswith("all that its senders hold has landed, 14 bytes, but it takes 28")
+    assert reservation.released
+    world.end()
+
+
 def test_a_reservation_ends_with_the_first_of_its_senders_that_fails_and_is_released_with_the_last() -> None:
     world = World()
     parts = world.engine("P", "A", "C", tp=2)

@@ -35,11 +35,13 @@ def test_a_wrong_setting_is_named(extra, said):
         Settings.parse(extra, {})
 
 
-def config(engine_id="engine", instance_id="1", rank=0, **parallel):
+def config(engine_id="engine", instance_id="1", rank=0, local_world_size=2, **parallel):
     return SimpleNamespace(
         kv_transfer_config=SimpleNamespace(engine_id=engine_id),
         instance_id=instance_id,
-        parallel_config=SimpleNamespace(rank=rank, world_size=2, local_world_size=2, **parallel),
+        parallel_config=SimpleNamespace(
+            rank=rank, world_size=2, local_world_size=local_world_size, **parallel
+        ),
     )
 
 
@@ -65,3 +67,9 @@ def test_another_start_or_another_replica_is_another_launch():
 def test_context_parallelism_is_refused():
     with pytest.raises(SettingsError, match="decode_context_parallel_size is 2"):
         refuse_unsupported(config(decode_context_parallel_size=2))
+
+
+def test_an_engine_over_several_nodes_is_refused():
+    refuse_unsupported(config())
+    with pytest.raises(SettingsError, match=r"1 of the engine's 2 ranks are on this node \(nnodes is 2\)"):
+        refuse_unsupported(config(local_world_size=1, nnodes=2))

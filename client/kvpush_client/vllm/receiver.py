@@ -179,7 +179,7 @@ class Receiver:
         self._let_go(wanted)
 
     def _let_go(self, wanted: _Wanted) -> None:
-        """Its sender need not send it; but of a transfer that is or was another request's nothing is said: the
+        """Its sender need not send it. Where the transfer is or was another request's nothing is said: the
         word would end that one."""
         if wanted.receive.transfer_id not in self._spent:
             self._spend(wanted.receive.transfer_id)

@@ -75,6 +75,13 @@ def refuse_unsupported(vllm_config: Any) -> None:
                 f"{name} is {size}: KvpushConnector moves whole blocks of tokens, and context parallelism "
                 "splits them over ranks; set it to 1"
             )
+    local, world = parallel.local_world_size, parallel.world_size
+    if local != world:
+        raise SettingsError(
+            f"{local} of the engine's {world} ranks are on this node (nnodes is {parallel.nnodes}): "
+            "KvpushConnector names one node's daemon to the other side, so the other ranks' KV would be "
+            "missing; start an engine whose ranks are all on one node"
+        )
 
 
 def identity_of(vllm_config: Any, role: Role, fingerprint: Mapping[str, str], software: str) -> Identity:
