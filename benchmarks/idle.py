@@ -56,7 +56,7 @@ async def measure(inlets: int, seconds: float) -> None:
     for level in Attention:
         mover.attend(level)
         await asyncio.sleep(2)  # the last level's round, and the page tables
-        before, rounds = cpu_ns(mover.pid), mover.rounds
+        before, rounds = cpu_ns(mover.pid), mover.beat.rounds
         await asyncio.sleep(seconds)
         percent = (cpu_ns(mover.pid) - before) / seconds / 1e7
         facts = {
@@ -65,7 +65,9 @@ async def measure(inlets: int, seconds: float) -> None:
             "cpu_percent_of_a_core": round(percent, 3),
         }
         print(
-            json.dumps(facts | {"rounds_per_s": round((mover.rounds - rounds) / seconds)} | status(mover.pid))
+            json.dumps(
+                facts | {"rounds_per_s": round((mover.beat.rounds - rounds) / seconds)} | status(mover.pid)
+            )
         )
     await mover.stop()
     pool.close()

@@ -137,11 +137,6 @@ class MoverHandle:
         return self._last_beat
 
     @property
-    def rounds(self) -> int:
-        """Rounds of the mover's loop, as of the last beat."""
-        return self.beat.rounds
-
-    @property
     def lanes(self) -> tuple[str, ...]:
         """What carries bytes between movers, as of the last beat, e.g. "tcp/eth0"; empty before the first."""
         return tuple(self.beat.lanes)

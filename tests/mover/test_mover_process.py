@@ -229,8 +229,8 @@ def test_a_mover_beats_by_itself() -> None:
     async def scene() -> None:
         async with movers("nixl", 1, FakeFabric()) as (mover,):
             for _ in range(2):
-                rounds = mover.rounds
-                await eventually(lambda rounds=rounds: mover.rounds > rounds)
+                rounds = mover.beat.rounds
+                await eventually(lambda rounds=rounds: mover.beat.rounds > rounds)
 
     asyncio.run(scene())
 

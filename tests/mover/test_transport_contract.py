@@ -243,8 +243,8 @@ def test_writes_that_hang_end_when_the_link_is_back() -> None:
         async with way("fake") as it:
             it.fabric.hang()
             write = it.post([1], [1])
-            rounds = it.sender.rounds
-            await eventually(lambda: it.sender.rounds > rounds)
+            rounds = it.sender.beat.rounds
+            await eventually(lambda: it.sender.beat.rounds > rounds)
             assert not write.done()
             it.fabric.go_on()
             assert (await soon(write)).fault is None

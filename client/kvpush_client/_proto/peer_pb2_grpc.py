@@ -47,8 +47,9 @@ class PeerServiceServicer(object):
     """
 
     def Link(self, request_iterator, context):
-        """Link is held open while the receiving side has any use for the sending side. The first message each
-        way is a PeerHello. A link that breaks ends all that was announced on it.
+        """Link is made when the receiving side first has a use for the sending side, and stays open, idle too,
+        until either daemon ends it or it breaks; all that was announced on it ends then. The first message each
+        way is a PeerHello.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

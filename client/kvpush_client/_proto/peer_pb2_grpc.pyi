@@ -29,8 +29,9 @@ class PeerServiceStub:
         kvpush_client._proto.peer_pb2.LinkRequest,
         kvpush_client._proto.peer_pb2.LinkResponse,
     ]
-    """Link is held open while the receiving side has any use for the sending side. The first message each
-    way is a PeerHello. A link that breaks ends all that was announced on it.
+    """Link is made when the receiving side first has a use for the sending side, and stays open, idle too,
+    until either daemon ends it or it breaks; all that was announced on it ends then. The first message each
+    way is a PeerHello.
     """
 
 class PeerServiceAsyncStub:
@@ -40,8 +41,9 @@ class PeerServiceAsyncStub:
         kvpush_client._proto.peer_pb2.LinkRequest,
         kvpush_client._proto.peer_pb2.LinkResponse,
     ]
-    """Link is held open while the receiving side has any use for the sending side. The first message each
-    way is a PeerHello. A link that breaks ends all that was announced on it.
+    """Link is made when the receiving side first has a use for the sending side, and stays open, idle too,
+    until either daemon ends it or it breaks; all that was announced on it ends then. The first message each
+    way is a PeerHello.
     """
 
 class PeerServiceServicer(metaclass=abc.ABCMeta):
@@ -53,8 +55,9 @@ class PeerServiceServicer(metaclass=abc.ABCMeta):
         request_iterator: _MaybeAsyncIterator[kvpush_client._proto.peer_pb2.LinkRequest],
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[kvpush_client._proto.peer_pb2.LinkResponse], collections.abc.AsyncIterator[kvpush_client._proto.peer_pb2.LinkResponse]]:
-        """Link is held open while the receiving side has any use for the sending side. The first message each
-        way is a PeerHello. A link that breaks ends all that was announced on it.
+        """Link is made when the receiving side first has a use for the sending side, and stays open, idle too,
+        until either daemon ends it or it breaks; all that was announced on it ends then. The first message each
+        way is a PeerHello.
         """
 
 def add_PeerServiceServicer_to_server(servicer: PeerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
