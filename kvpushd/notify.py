@@ -20,18 +20,9 @@ class Notify:
         self._interval = _watchdog_interval(env)
         self._log = structlog.get_logger("kvpushd.notify")
 
-    @property
-    def watchdog_interval(self) -> float | None:
-        """Seconds within which a sign of life is wanted; None = none is wanted."""
-        return self._interval
-
     def ready(self, status: str) -> None:
         """Engines can connect."""
         self._tell(f"READY=1\nSTATUS={_line(status)}")
-
-    def status(self, status: str) -> None:
-        """One line for `systemctl status`."""
-        self._tell(f"STATUS={_line(status)}")
 
     def stopping(self, status: str) -> None:
         """The service winds down."""

@@ -24,13 +24,11 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 def test_each_word_is_one_datagram(manager: socket.socket) -> None:
     notify = Notify({"NOTIFY_SOCKET": manager.getsockname()})
-    notify.ready("2 engines")
-    notify.status("3 engines,\nREADY=0")
+    notify.ready("2 engines,\nREADY=0")
     notify.alive()
     notify.stopping("draining")
-    assert [manager.recv(4096).decode() for _ in range(4)] == [
-        "READY=1\nSTATUS=2 engines",
-        "STATUS=3 engines, READY=0",
+    assert [manager.recv(4096).decode() for _ in range(3)] == [
+        "READY=1\nSTATUS=2 engines, READY=0",
         "WATCHDOG=1",
         "STOPPING=1\nSTATUS=draining",
     ]
@@ -51,20 +49,27 @@ def test_without_a_manager_nothing_happens(env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "interval"),
+    ("env", "wanted"),
     [
-        ({}, None),
-        ({"WATCHDOG_USEC": "30000000"}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, 30.0),
-        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, None),
-        ({"WATCHDOG_USEC": "0"}, None),
-        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, False),
+        ({"WATCHDOG_USEC": "30000000"}, True),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}, True),
+        ({"WATCHDOG_USEC": "30000000", "WATCHDOG_PID": "1"}, False),
+        ({"WATCHDOG_USEC": "0"}, False),
+        ({"WATCHDOG_USEC": "soon"}, False),
     ],
 )
-def test_signs_of_life_are_wanted_only_by_a_watchdog_of_this_process(
-    env: dict[str, str], interval: float | None
+def test_signs_of_life_are_given_only_to_a_watchdog_of_this_process(
+    env: dict[str, str], wanted: bool
 ) -> None:
-    assert Notify(env).watchdog_interval == interval
+    async def run() -> None:
+        asked = asyncio.Event()
+        watching = asyncio.ensure_future(Notify(env).watch(lambda: asked.set() is None))
+        await asyncio.sleep(0)
+        assert (asked.is_set(), watching.done()) == (wanted, not wanted)
+        watching.cancel()
+
+    asyncio.run(run())
 
 
 def test_signs_of_life_stop_when_the_daemon_is_not_healthy(manager: socket.socket) -> None:
@@ -82,11 +87,8 @@ def test_signs_of_life_stop_when_the_daemon_is_not_healthy(manager: socket.socke
             for _ in range(5):
                 await asked.acquire()
         watching.cancel()
-        notify.status("end")
-        assert [manager.recv(64) for _ in range(3)] == [b"WATCHDOG=1", b"WATCHDOG=1", b"STATUS=end"]
+        notify.ready("end")
+        said = [b"WATCHDOG=1", b"WATCHDOG=1", b"READY=1\nSTATUS=end"]
+        assert [manager.recv(64) for _ in range(3)] == said
 
     asyncio.run(run())
-
-
-def test_without_a_watchdog_the_watch_ends_at_once() -> None:
-    asyncio.run(Notify({}).watch(lambda: True))

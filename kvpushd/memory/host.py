@@ -8,7 +8,6 @@ import fcntl
 import mmap
 import os
 import stat
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +28,7 @@ _MAP_NORESERVE = 0x4000  # in the standard library from 3.12 on
 _MADV_POPULATE_WRITE = 23  # since Linux 5.14; nor has this one
 
 
-@dataclass(frozen=True, slots=True)
-class AcceptedMemory:
-    """What `accept` found: a descriptor that can't shrink, can be written, and is its engine's own."""
-
-    nbytes: int
-    inode: int
-
-
-def accept(fd: int, nbytes: int, peer_uid: int) -> AcceptedMemory:
+def accept(fd: int, nbytes: int, peer_uid: int) -> None:
     """Checks a descriptor that an engine with user id `peer_uid` offers as a pool of `nbytes` bytes.
 
     The descriptor stays the caller's. Raises BadMemory: not a memfd, unsealed, short, read-only, foreign.
@@ -72,7 +63,6 @@ def accept(fd: int, nbytes: int, peer_uid: int) -> AcceptedMemory:
     mode = fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE
     if mode != os.O_RDWR or seals & _READ_ONLY:
         raise BadMemory("the memfd can't be written to, expected O_RDWR and no F_SEAL_WRITE: KV lands in it")
-    return AcceptedMemory(status.st_size, status.st_ino)
 
 
 def _kind(mode: int) -> str:

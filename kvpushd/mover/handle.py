@@ -141,11 +141,6 @@ class MoverHandle:
         """What carries bytes between movers, as of the last beat, e.g. "tcp/eth0"; empty before the first."""
         return tuple(self.beat.lanes)
 
-    @property
-    def writes_in_flight(self) -> int:
-        """Writes posted and not ended."""
-        return len(self._writes)
-
     def overdue(self, patience: float, write_patience: float) -> str | None:
         """What the mover should have answered by now: a call within `patience` seconds, what waits for
         writes within `write_patience`. None where there is no such thing."""

@@ -75,10 +75,6 @@ class OutLink:
         """
         self._wire.send(item)
 
-    def close(self, detail: str) -> None:
-        """Gives the link up; what is queued is lost, and `on_down` follows."""
-        self._wire.end(Unreachable(detail))
-
 
 class Links:
     """All links that this node made: one per address, shared by all engines."""
