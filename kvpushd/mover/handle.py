@@ -300,7 +300,7 @@ class MoverHandle:
         try:
             messages = self._link.receive()
             self._last_beat = self._loop.time()
-            for message in messages:
+            for message, _ in messages:  # movers pass no descriptors
                 self._hear(mover_pb2.MoverReport.FromString(message))
         except (LinkBroken, DecodeError) as error:
             # Its memory is damaged, say: what it would report next can be believed no more than this.

@@ -3,21 +3,28 @@
 
 Each message is its length, four bytes, big-endian, and its bytes. A stream and not datagrams, since a list of
 a hundred thousand blocks is larger than a datagram may be. A descriptor travels with the first byte of its
-message, and so is there before the message is whole.
+message, and so is there before the message is whole. The length's top bit says that there is one: where none
+comes, for want of room in either process, no other message's is taken for it.
 """
 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
+import sys
 from collections import deque
 
 HEADER_BYTES = 4
 # 100k block ids on each side are 0.6 MB; what is far beyond is not a message.
 MAX_MESSAGE_BYTES = 256 << 20
+_CARRIES = 1 << 31
 _CHUNK = 1 << 18
-_MAX_FDS = 16
+_INT = array.array("i").itemsize
+
+Letter = tuple[bytes, int | None]
+"""A message, and the descriptor that came with it, if one did: whoever receives it closes it."""
 
 
 class LinkClosed(Exception):
@@ -37,7 +44,8 @@ class Link:
         self._socket = end
         self._outgoing: deque[tuple[memoryview, int | None]] = deque()
         self._incoming = bytearray()
-        self._descriptors: deque[int] = deque()
+        self._came: deque[int | None] = deque()
+        """For each message to come that carries a descriptor: which, or none where it was lost here."""
 
     def fileno(self) -> int:
         """The socket's descriptor."""
@@ -49,14 +57,17 @@ class Link:
         return bool(self._outgoing)
 
     def send(self, message: bytes, descriptor: int | None = None) -> None:
-        """Queues a message and sends what the socket takes. The descriptor stays the caller's.
+        """Queues a message and sends what the socket takes. The descriptor stays the caller's; where this
+        process can't pass it on, being out of descriptors, say, the message comes without it.
 
         Raises LinkClosed, and ValueError where the message is too large for a link.
         """
         if len(message) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(message):,} bytes, expected at most {MAX_MESSAGE_BYTES:,}")
-        kept = None if descriptor is None else os.dup(descriptor)
-        frame = len(message).to_bytes(HEADER_BYTES, "big") + message
+        kept = None if descriptor is None else _copied(descriptor)
+        head = len(message) if kept is None else len(message) | _CARRIES
+        frame = bytearray(head.to_bytes(HEADER_BYTES, "big"))
+        frame += message
         self._outgoing.append((memoryview(frame), kept))
         self.flush()
 
@@ -71,8 +82,12 @@ class Link:
                 sent = self._socket.sendmsg([frame], ancillary, socket.MSG_NOSIGNAL)
             except BlockingIOError:
                 return
-            except (BrokenPipeError, ConnectionResetError) as error:
-                raise LinkClosed from error
+            except OSError as error:
+                if descriptor is None or error.errno != errno.ETOOMANYREFS:
+                    raise LinkClosed from error
+                # This user has as many under way as it may: it goes without.
+                frame[0] &= ~(_CARRIES >> 24)
+                sent = 0
             if descriptor is not None:
                 os.close(descriptor)
             if sent == len(frame):
@@ -80,7 +95,7 @@ class Link:
             else:
                 self._outgoing[0] = (frame[sent:], None)
 
-    def receive(self) -> list[bytes]:
+    def receive(self) -> list[Letter]:
         """The messages that have come, without waiting.
 
         Raises LinkClosed once there are no more to come, LinkBroken where what has come is none.
@@ -88,19 +103,17 @@ class Link:
         closed = False
         while True:
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(
-                    _CHUNK, socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+                data, ancillary, flags, _ = self._socket.recvmsg(
+                    _CHUNK, socket.CMSG_LEN(_INT), socket.MSG_CMSG_CLOEXEC
                 )
             except BlockingIOError:
                 break
             except ConnectionResetError:
                 closed = True
                 break
-            for level, kind, payload in ancillary:
-                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                    numbers = array.array("i")
-                    numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
-                    self._descriptors.extend(numbers)
+            # A read ends with the bytes that a descriptor travels with, so it has one at most.
+            if ancillary or flags & socket.MSG_CTRUNC:
+                self._came.append(_descriptor_of(ancillary))
             if not data:
                 closed = True
                 break
@@ -110,31 +123,46 @@ class Link:
             raise LinkClosed
         return messages
 
-    def take_descriptor(self) -> int | None:
-        """The descriptor that came with the message at hand; the caller's from now on."""
-        return self._descriptors.popleft() if self._descriptors else None
-
     def close(self) -> None:
-        """Closes the socket and every descriptor that was not taken or not sent."""
+        """Closes the socket and every descriptor that was not handed out or not sent."""
         self._socket.close()
-        while self._descriptors:
-            os.close(self._descriptors.popleft())
-        for _, descriptor in self._outgoing:
+        for descriptor in (*self._came, *(kept for _, kept in self._outgoing)):
             if descriptor is not None:
                 os.close(descriptor)
+        self._came.clear()
         self._outgoing.clear()
 
-    def _split(self) -> list[bytes]:
-        messages: list[bytes] = []
+    def _split(self) -> list[Letter]:
+        messages: list[Letter] = []
         begin = 0
         while len(self._incoming) - begin >= HEADER_BYTES:
-            size = int.from_bytes(self._incoming[begin : begin + HEADER_BYTES], "big")
+            head = int.from_bytes(self._incoming[begin : begin + HEADER_BYTES], "big")
+            size = head & ~_CARRIES
             if size > MAX_MESSAGE_BYTES:
                 raise LinkBroken(f"a message of {size:,} bytes, expected at most {MAX_MESSAGE_BYTES:,}")
             end = begin + HEADER_BYTES + size
             if len(self._incoming) < end:
                 break
-            messages.append(bytes(self._incoming[begin + HEADER_BYTES : end]))
+            descriptor = self._came.popleft() if head & _CARRIES and self._came else None
+            messages.append((bytes(self._incoming[begin + HEADER_BYTES : end]), descriptor))
             begin = end
         del self._incoming[:begin]
         return messages
+
+
+def _copied(descriptor: int) -> int | None:
+    """None where this process has no room for one more."""
+    try:
+        return os.dup(descriptor)
+    except OSError as error:
+        if error.errno == errno.EBADF:
+            raise
+        return None
+
+
+def _descriptor_of(ancillary: list[tuple[int, int, bytes]]) -> int | None:
+    """What has come; None where this process had no room for it."""
+    for level, kind, payload in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS) and len(payload) >= _INT:
+            return int.from_bytes(payload[:_INT], sys.byteorder)
+    return None

@@ -35,7 +35,6 @@ BEAT_SECONDS = 0.7
 Reports = list[mover_pb2.MoverReport]
 _Lane = tuple[bytes, int, bytes]
 """From a pool, through an outlet, into a pool behind it."""
-TakeDescriptor = Callable[[], int | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -121,11 +120,12 @@ class Mover:
         names = [self._local.name, self._transport.name]
         return mover_pb2.MoverReport(ready=mover_pb2.MoverReady(pid=os.getpid(), transports=names))
 
-    def handle(self, command: mover_pb2.MoverCommand, take_descriptor: TakeDescriptor) -> Reports:
-        """Does one command and returns the reports that are due at once."""
+    def handle(self, command: mover_pb2.MoverCommand, descriptor: int | None = None) -> Reports:
+        """Does one command and returns the reports that are due at once. `descriptor` came with it (MapPool),
+        and is closed here."""
         match command.WhichOneof("command"):
             case "map_pool":
-                return [self._map_pool(command.map_pool, take_descriptor())]
+                return [self._map_pool(command.map_pool, descriptor)]
             case "unmap_pool":
                 return self._unmap_pool(command.unmap_pool.pool_id)
             case "open_inlet":
@@ -193,7 +193,9 @@ class Mover:
         answer = mover_pb2.PoolMapped(pool_id=command.pool_id)
         try:
             if descriptor is None:
-                raise BadMemory("the pool's descriptor did not arrive: the mover has too many files open")
+                raise BadMemory(
+                    "the pool's descriptor did not arrive: the daemon or its mover has too many files open"
+                )
             try:
                 self._add_pool(command.pool_id, wire.layout_from_wire(command.layout), descriptor)
             finally:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from kvpush_client._proto import mover_pb2
 from kvpushd.memory.host import anonymous
 from kvpushd.mover.lanes import Lanes
-from kvpushd.mover.link import Link, LinkClosed
+from kvpushd.mover.link import Letter, Link, LinkClosed
 from kvpushd.mover.mover import Mover
 from kvpushd.mover.transport.base import Carrier, Transport
 from kvpushd.mover.transport.corrupt import WRONG_BYTES, Corrupting
@@ -114,15 +114,15 @@ def _rounds(link: Link, mover: Mover, events: select.epoll) -> None:
         select.select([events], [], [], mover.wait)
         ready = {descriptor for descriptor, _ in events.poll(0)}
         rang = mover.bell in ready
-        messages: list[bytes] = []
+        messages: list[Letter] = []
         if link.fileno() in ready:
             link.flush()
             messages = link.receive()
-        for message in messages:
+        for message, descriptor in messages:
             command = mover_pb2.MoverCommand.FromString(message)
             if command.HasField("stop"):
                 return
-            _say(link, mover.handle(command, link.take_descriptor))
+            _say(link, mover.handle(command, descriptor))
             # UCX may carry most of a write as it begins. Then the daemon shall hear of its end before the
             # next one begins, so that it has another ready when that ends. Small writes come in scores, and
             # a step for each would cost more than they do.

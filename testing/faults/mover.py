@@ -12,7 +12,7 @@ from typing import Any
 from kvpush_client._proto import mover_pb2
 from kvpushd.mover import process
 from kvpushd.mover.link import Link, LinkClosed
-from kvpushd.mover.mover import Mover, Reports, TakeDescriptor
+from kvpushd.mover.mover import Mover, Reports
 from kvpushd.mover.transport.local import LocalCarrier
 from kvpushd.mover.transport.nixl import NixlTransport
 from testing.faults.catalog import MOVER
@@ -53,17 +53,17 @@ class FaultyMover(Mover):
         self._points = points
         self._commands: Lane[Command] = Lane()
 
-    def handle(self, command: mover_pb2.MoverCommand, take_descriptor: TakeDescriptor) -> Reports:
+    def handle(self, command: mover_pb2.MoverCommand, descriptor: int | None = None) -> Reports:
         """As the inner one; where it breaks, the link is closed, as by the daemon's end."""
         point = f"mover.recv.{name_of(command)}"
-        came = (command, take_descriptor() if command.HasField("map_pool") else None)
+        came = (command, descriptor)
         reports: Reports = []
         try:
             rule = _pause(self._points, point, "before")
             if rule is not None and rule.act is Act.DROP and came[1] is not None:
                 os.close(came[1])
-            for one, descriptor in self._commands.passes(came, rule, _copy):
-                reports += super().handle(one, lambda fd=descriptor: fd)  # type: ignore[misc]
+            for passed in self._commands.passes(came, rule, _copy):
+                reports += super().handle(*passed)
             _pause(self._points, point, "after")
         except Broken as error:
             raise LinkClosed from error

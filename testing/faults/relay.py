@@ -14,12 +14,10 @@ from typing import Any
 
 from kvpush_client._proto import mover_pb2
 from kvpushd.mover.child import MoverProcess, MoverSettings
-from kvpushd.mover.link import Link, LinkClosed
+from kvpushd.mover.link import Letter, Link, LinkClosed
 from testing.faults.parts import name_of
 from testing.faults.points import Broken, Lane, Points
 from testing.faults.rules import Act
-
-Letter = tuple[bytes, int | None]
 
 MODULE = "testing.faults.mover"
 
@@ -53,10 +51,9 @@ class Relay:
         try:
             while True:
                 _wait(source, select.POLLIN)
-                for message in source.receive():
-                    name = name_of(kind.FromString(message))
-                    descriptor = source.take_descriptor() if name == "MapPool" else None
-                    self._pass(sink, f"mover.{way}.{name}", (message, descriptor), lane)
+                for letter in source.receive():
+                    name = name_of(kind.FromString(letter[0]))
+                    self._pass(sink, f"mover.{way}.{name}", letter, lane)
         except (LinkClosed, Broken):
             self._over.set()
             for link in self._links:

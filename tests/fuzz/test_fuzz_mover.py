@@ -127,5 +127,5 @@ def _command(mover: Mover, data: bytes) -> None:
     except Exception:  # noqa: BLE001, the process ends with it, and the daemon sees that
         return
     with contextlib.suppress(KvpushError, ValueError):  # the process ends with it, and says why
-        for report in mover.handle(command, lambda: None):
+        for report in mover.handle(command):
             assert report.WhichOneof("report")

@@ -34,7 +34,7 @@ def mover() -> Iterator[Mover]:
 
 
 def do(mover: Mover, descriptor: int | None = None, **command: object) -> list[mover_pb2.MoverReport]:
-    return mover.handle(mover_pb2.MoverCommand(**command), lambda: descriptor)  # type: ignore[arg-type]
+    return mover.handle(mover_pb2.MoverCommand(**command), descriptor)  # type: ignore[arg-type]
 
 
 def map_pool(mover: Mover, pool_id: bytes, seed: int | None = None) -> object:

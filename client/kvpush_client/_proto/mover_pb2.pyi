@@ -55,7 +55,8 @@ global___Attention = Attention
 @typing.final
 class MoverCommand(google.protobuf.message.Message):
     """MoverCommand is one message to a mover: its length (4 bytes, big-endian) and its bytes, over a stream, since
-    block lists outgrow datagrams. MapPool has a descriptor attached to its first byte.
+    block lists outgrow datagrams. MapPool has a descriptor attached to its first byte; the length's top bit says
+    so.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
