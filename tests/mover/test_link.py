@@ -23,9 +23,11 @@ def linked(
     """Two ends, over sockets of these kinds."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     links = Link(near(fileno=ours.detach())), Link(far(fileno=theirs.detach()))
-    yield links
-    for link in links:
-        link.close()
+    try:
+        yield links
+    finally:
+        for link in links:
+            link.close()
 
 
 @pytest.fixture
