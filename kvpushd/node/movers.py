@@ -19,6 +19,7 @@ from kvpushd.mover import attention as levels
 from kvpushd.mover.child import MoverSettings, StartMover
 from kvpushd.mover.handle import MoverHandle, OutletPool
 from kvpushd.node.hub import Hub
+from kvpushd.node.tasks import Tasks
 
 LOOK = 1.0
 """Seconds between looks at its last beat, and from its start to that of the next spare, so that a mover that
@@ -58,11 +59,12 @@ class Movers:
         start: StartMover,
     ) -> None:
         """`settings` are asked for at each start of a process, by its number: an agent's name is used once.
-        `on_died` is called as soon as a mover is reaped, `on_replaced` once the next one is ready. A mover
-        that does not beat for `silence` seconds counts as stuck; it beats each second. So does one that has
-        not answered a call by then. Where nothing was said of a write for `write_patience` seconds, its way
-        is cut, since nothing else ends it; a mover that says nothing then either counts as stuck. A spare
-        that is to begin has `silence` seconds for it. `start` makes the processes."""
+        `on_died` is called as soon as a mover is reaped, `on_replaced` once the next one is ready; that is
+        cancelled where this one dies too. A mover that does not beat for `silence` seconds counts as stuck;
+        it beats each second. So does one that has not answered a call by then. Where nothing was said of a
+        write for `write_patience` seconds, its way is cut, since nothing else ends it; a mover that says
+        nothing then either counts as stuck. A spare that is to begin has `silence` seconds for it. `start`
+        makes the processes."""
         self._hub = hub
         self._settings = settings
         self._pass_fds = pass_fds
@@ -80,6 +82,7 @@ class Movers:
         self._calming: asyncio.TimerHandle | None = None
         self._ids = 0
         self._whole = False
+        self._tasks = Tasks("movers")
         self.restarts = 0
         self.pools: set[bytes] = set()
         self.inlets: set[int] = set()
@@ -161,14 +164,18 @@ class Movers:
             self.inlets.clear()
             self._log.error("mover died", pid=handle.pid, fault=str(fault))
             self._on_died(fault)
+            await self._tasks.close()
             if loop.time() - since > 2 * LONGEST_PATIENCE:
                 patience = FIRST_PATIENCE
             patience = await self._replace(patience)
             self._attending = levels.Attention.IDLE  # so it begins
             self._attend()
-            await self._on_replaced()
-            # Where it died of what it was just given, the next round sees that.
-            self._whole = True
+            # Beside the next round, which sees it where it dies of what it is given, or does not answer.
+            self._tasks.start(self._make_whole())
+
+    async def _make_whole(self) -> None:
+        await self._on_replaced()
+        self._whole = True
 
     async def _replace(self, patience: float) -> float:
         """Starts another, at once for the first time, else after `patience` seconds; returns what to wait the
@@ -212,6 +219,7 @@ class Movers:
 
     async def stop(self) -> None:
         """Ends the mover in order, and the spare."""
+        await self._tasks.close()
         if self._calming is not None:
             self._calming.cancel()
         if self._spare is not None:
