@@ -170,10 +170,10 @@ class EngineRoom:
             if entry.engine_id != identity.engine_id:
                 continue
             if entry.live and entry.identity.launch != identity.launch:
+                # Without its launch: whoever knows that can join it.
                 raise Duplicate(
-                    f"engine_id {identity.engine_id!r} is taken by another engine "
-                    f"({entry.identity.software}, launch {entry.identity.launch}), and this is launch "
-                    f"{identity.launch}: give each engine an engine_id of its own in its kv_transfer_config"
+                    f"engine_id {identity.engine_id!r} is taken by another one ({entry.identity.software}): "
+                    "give each engine an engine_id of its own in its kv_transfer_config"
                 )
             if entry.live or entry.identity.launch == identity.launch:
                 return entry
@@ -221,7 +221,9 @@ class EngineRoom:
             os.close(pool.fd)
         del self._entries[entry.incarnation]
         entry.gone.set()
-        self._metrics.engine_gone(entry.engine_id)
+        # Another launch may have the name by now, and the metrics with it.
+        if all(other.engine_id != entry.engine_id for other in self._entries.values()):
+            self._metrics.engine_gone(entry.engine_id)
         self._log.info("engine let go", engine=entry.engine_id)
 
     def drain(self) -> None:
@@ -284,21 +286,24 @@ class EngineRoom:
         """Maps a pool, unless that is under way or done, and tells whom it concerns."""
         if pool.mapping or not entry.live:
             return
-        pool.mapping = True
+        pool.mapping, mapped, refusal = True, False, None
         try:
             await self._movers.map_pool(pool.pool_id, pool.fd, layout)
+            mapped = True
         except MoverDied:
-            # The next mover maps it, if it has come in time for that: see `map_again`.
-            pool.mapping = False
+            return  # the next mover maps it, if it has come in time for that: see `map_again`
         except KvpushError as error:
-            pool.mapping = False
-            for session in self._workers(entry, pool.rank):
-                session.end(error)
-        else:
-            if entry.live:
-                self._hub.feed(PoolMapped(entry.incarnation, pool.rank, layout))
-                for session in self._workers(entry, pool.rank):
-                    session.tell(PoolReady(pool.pool_id))
+            refusal = error
+        except Exception as error:  # noqa: BLE001, logged with its traceback
+            # A bug, or no memory: an engine that is told nothing would wait for ever.
+            self._log.exception("a pool can't be mapped", engine=entry.engine_id, rank=pool.rank)
+            refusal = KvpushError(f"internal error: {error!r}")
+        finally:
+            pool.mapping = mapped
+        if mapped and entry.live:
+            self._hub.feed(PoolMapped(entry.incarnation, pool.rank, layout))
+        for session in self._workers(entry, pool.rank):
+            session.end(refusal) if refusal else session.tell(PoolReady(pool.pool_id))
 
     def _workers(self, entry: EngineEntry, rank: int) -> list[EngineSession]:
         """The sessions that offered a rank's pool."""
@@ -383,7 +388,12 @@ def _check_same_engine(entry: EngineEntry, identity: Identity) -> None:
             raise Invalid(f"processes of engine {entry.engine_id} disagree on {name}: {mine} and {theirs}")
     if dict(known.fingerprint) != dict(identity.fingerprint):
         raise Invalid(f"processes of engine {entry.engine_id} disagree on what its KV means")
-    taken = {(s.identity.role, s.identity.rank) for s in entry.sessions}
-    if (identity.role, identity.rank) in taken:
+    taken = [s.identity.rank for s in entry.sessions if s.identity.role is identity.role]
+    if identity.rank in taken or (taken and identity.role is Role.SCHEDULER):
         what = identity.role.value if identity.role is Role.SCHEDULER else f"rank {identity.rank}"
         raise Duplicate(f"the {what} of engine {entry.engine_id} has a session already")
+    if identity.role is Role.WORKER and len(taken) >= known.local_ranks:
+        raise Invalid(
+            f"engine {entry.engine_id} says that {known.local_ranks} of its ranks are on this node, and has "
+            f"ranks {sorted(taken)} here: rank {identity.rank} is one too many"
+        )

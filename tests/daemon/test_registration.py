@@ -145,15 +145,19 @@ def test_two_engines_of_one_name_are_told_apart_and_the_first_goes_on(nodes: Nod
     finally:
         second.close()
     assert refused.value.reason is Reason.DUPLICATE
-    assert "first-launch" in refused.value.detail
-    assert "second-launch" in refused.value.detail
+    assert repr(p.engine_id) in refused.value.detail
+    for said in (refused.value.detail, nodes.p.log.read_text()):
+        assert "first-launch" not in said, "who knows it can join the engine"
+        assert "second-launch" not in said
     transfer(p, d)
 
 
-def test_a_second_scheduler_of_one_launch_is_refused(nodes: Nodes) -> None:
-    nodes.engine(nodes.p, launch="same")
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_scheduler_of_one_launch_is_refused(nodes: Nodes, rank: int) -> None:
+    nodes.engine(nodes.p, launch="same", ranks=2)
     name = next(iter(nodes.p.engines())).engine_id
-    twin = Session(nodes.p.runtime_dir, Identity(name, "same", Role.SCHEDULER, fingerprint=FINGERPRINT))
+    identity = Identity(name, "same", Role.SCHEDULER, rank, 2, 2, fingerprint=FINGERPRINT)
+    twin = Session(nodes.p.runtime_dir, identity)
     twin.start()
     try:
         with pytest.raises(DaemonRefused) as refused:

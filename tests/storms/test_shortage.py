@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from kvpush_client.events import Reason, ReservationEnded
 from kvpush_client.items import Identity, Role
 from kvpush_client.session import Session
 from testing.node import DEADLINE, Node
+from testing.processes import spares_of
 from testing.rank import BLOCK, FINGERPRINT, Engine, new_key
 from tests.daemon.daemon_kit import descriptors, eventually, transfer
 from tests.rpc.engine_kit import Client
@@ -101,6 +103,26 @@ def test_a_daemon_out_of_descriptors_serves_who_is_there_and_takes_others_once_i
         transfer(s, r, seed=3)
         assert len(node.log.read_text()) < 100_000
         assert node.stop() == 0
+
+
+def test_a_mover_that_dies_while_the_daemon_is_out_of_descriptors_is_replaced_and_its_engines_come_back(
+    folder: Path,
+) -> None:
+    with Node("n", folder, link_silence=2.0) as node, ExitStack() as stack:
+        s, r = stack.enter_context(Engine(node, "s")), stack.enter_context(Engine(node, "r"))
+        transfer(s, r)
+        (spare,), mover = eventually(lambda: spares_of(node.pid)), node.mover_pid
+        with limited(node.pid, resource.RLIMIT_NOFILE, 8):  # what is open stays so, and nothing new has room
+            os.kill(mover, signal.SIGKILL)
+            sessions = [session for e in (s, r) for session in (e.scheduler, e.ranks[0].session)]
+            eventually(lambda: not any(session.ready for session in sessions))
+            assert "did not arrive: the daemon or its mover has too many files open" in node.log.read_text()
+        eventually(lambda: s.ready() and r.ready())
+        assert node.mover_pid == spare
+        transfer(s, r, seed=2)
+        os.kill(spare, signal.SIGKILL)
+        eventually(lambda: node.mover_pid not in (0, spare) and node.status().ready)
+        transfer(s, r, seed=3)
 
 
 @pytest.mark.parametrize("left", [0, 4])
