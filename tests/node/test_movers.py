@@ -24,7 +24,7 @@ from kvpushd.node.hub import Hub
 from kvpushd.node.movers import Movers
 from testing.rank import layout
 
-DEADLINE = 30.0
+DEADLINE = 15.0
 SILENCE = 2.0
 CUT = layout(4)
 
