@@ -46,7 +46,7 @@ PUSH_SLOWED = Contender("push, thread slowed", "push", concurrent=True, setting=
 
 ALL = (KVPUSHD, PULL, PUSH, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL, NONE)
 ESSENTIAL = (KVPUSHD, PULL, PUSH)
-"""Those of a quick run, in scenarios that are long."""
+"""Those of scenarios in which it is not the dispatch that counts."""
 MOVERS = (PULL, PUSH, PUSH_SEQUENTIAL)
 """Those that move KV, besides kvpushd."""
 

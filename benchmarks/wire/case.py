@@ -47,7 +47,7 @@ class Case:
         return self.run >= 64 << 10
 
 
-_FULL: dict[Shape, tuple[int, ...]] = {"contiguous": RUNS[2::2], "mergeable": RUNS, "fragmented": RUNS}
+_FULL: dict[Shape, tuple[int, ...]] = {"contiguous": RUNS[2::2], "mergeable": RUNS[::2], "fragmented": RUNS}
 _QUICK: dict[Shape, tuple[int, ...]] = {"mergeable": RUNS[:1], "fragmented": RUNS[2::2]}
 
 

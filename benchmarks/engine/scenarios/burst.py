@@ -6,7 +6,7 @@ Blocks are shuffled: engines that have just begun give them out side by side. In
 
 from __future__ import annotations
 
-from benchmarks.engine.contenders import ESSENTIAL, PUSH_SEQUENTIAL, Contender
+from benchmarks.engine.contenders import ESSENTIAL, Contender
 from benchmarks.engine.pair import Pair
 from benchmarks.engine.scenarios.base import HOST_S, STEP_S, Findings, never_behind, unshaped
 from benchmarks.engine.stage import Stage
@@ -42,7 +42,6 @@ class Burst:
             return play(pair, contender, asks)
 
         stage.choose("e", turn)
-        played = ESSENTIAL if stage.job.quick else (*ESSENTIAL, PUSH_SEQUENTIAL)
-        rounds = stage.rounds("e", played, turn)
+        rounds = stage.rounds("e", ESSENTIAL, turn)
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)

@@ -6,15 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.engine.contenders import (
-    ESSENTIAL,
-    KVPUSHD,
-    KVPUSHD_SEQUENTIAL,
-    PULL,
-    PUSH,
-    PUSH_SEQUENTIAL,
-    Contender,
-)
+from benchmarks.engine.contenders import ESSENTIAL, KVPUSHD, PULL, PUSH, Contender
 from benchmarks.engine.pair import Pair
 from benchmarks.engine.scenarios.base import D_CLOCK, P_CLOCK, PROMPT, Findings, never_behind, unshaped
 from benchmarks.engine.stage import Stage
@@ -48,8 +40,7 @@ class Busy:
             return replace(trial, extra={_FIRST: trial.samples[0].tail})
 
         stage.choose(scenario, turn)
-        played = ESSENTIAL if stage.job.quick else (*ESSENTIAL, KVPUSHD_SEQUENTIAL, PUSH_SEQUENTIAL)
-        rounds = stage.rounds(scenario, played, turn, told=_FIRST)
+        rounds = stage.rounds(scenario, ESSENTIAL, turn, told=_FIRST)
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)
         for other, limit in ((PULL, 1 / 2), (PUSH, 1 / 5)):

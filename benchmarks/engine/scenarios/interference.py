@@ -28,6 +28,7 @@ _STEP_S = 0.025
 _DECODERS = 4
 _LONGEST = 1200
 _CHUNK = 512
+_PROMPTS = 3
 _QUIET, _SOCKET = ", no transfers", ", a socket instead"
 
 
@@ -54,15 +55,14 @@ class Interference:
             return
         calibrate(stage, findings, "f", 1.0)
         stage.configure(P_CLOCK, Clock(0.0, _STEP_S, HOST_S), _CHUNK)
-        count = 3 if stage.job.quick else 5
         findings.facts.append(
-            f"f: D decodes {_DECODERS} requests at {_STEP_S * 1e3:.0f} ms a step while P computes {count} "
+            f"f: D decodes {_DECODERS} requests at {_STEP_S * 1e3:.0f} ms a step while P computes {_PROMPTS} "
             f"prompts of {PROMPT} tokens"
         )
-        size = count * PROMPT * stage.bytes_per_token
+        size = _PROMPTS * PROMPT * stage.bytes_per_token
 
         def turn(pair: Pair, contender: Contender, number: int) -> Felt:
-            prompts = [prompt(PROMPT, "f", contender.name, number, i) for i in range(count)]
+            prompts = [prompt(PROMPT, "f", contender.name, number, i) for i in range(_PROMPTS)]
             decoders = _decode(pair, contender, number)
             carrier = threading.Thread(target=stage.carriers.socket_seconds, args=(size,))
             begun = time.monotonic()
@@ -85,7 +85,7 @@ class Interference:
                 for earlier, later in itertools.pairwise(of_one)
                 if begun <= earlier and later <= ended
             ]
-            return Felt(statistics.fmean(gaps), max(gaps), count * PROMPT / busy)
+            return Felt(statistics.fmean(gaps), max(gaps), _PROMPTS * PROMPT / busy)
 
         played = (KVPUSHD, PULL) if stage.job.quick else ESSENTIAL
         quiet = {c: replace(c, name=c.name + _QUIET) for c in played}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.engine.contenders import ALL, ESSENTIAL, KVPUSHD, PULL, PUSH, Contender
+from benchmarks.engine.contenders import ESSENTIAL, KVPUSHD, PULL, PUSH, Contender
 from benchmarks.engine.pair import Pair
 from benchmarks.engine.scenarios.base import (
     D_CLOCK,
@@ -73,7 +73,7 @@ class Prefixes:
             )
 
         stage.choose(case.name, turn)
-        rounds = stage.rounds(case.name, ESSENTIAL if stage.job.quick else ALL, turn)
+        rounds = stage.rounds(case.name, ESSENTIAL, turn)
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)
         if case.on_d == PROMPT:
