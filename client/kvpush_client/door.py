@@ -30,7 +30,9 @@ def _closed(socket: Path) -> str | None:
         found = place.stat()
         if not os.access(place, mode):
             owned = f"{stat.filemode(found.st_mode)}, group {_name(found.st_gid)}"
-            return f"this user may not {verb} {place} ({owned}): make it a member of that group"
+            opens = found.st_mode >> 3 & mode == mode
+            remedy = "make it a member of that group" if opens else "be its owner, or open it to a group"
+            return f"this user may not {verb} {place} ({owned}): {remedy}"
     return None
 
 

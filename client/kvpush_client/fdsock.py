@@ -104,34 +104,44 @@ class Lifeline:
     """
 
     def __init__(self, fd: int) -> None:
-        """Owns `fd` from now on. Raises DaemonUnreachable where this process may open no file more."""
+        """Owns `fd` from now on. Raises DaemonUnreachable where this process may open no file more, or start
+        no thread: when the watch is due, as the daemon has died, it is too late to be refused one."""
         self._fd = fd
+        self._begin = threading.Event()
+        self._ended: Callable[[], None] | None = None
+        self._thread = threading.Thread(target=self._watch, name="kvpush-lifeline", daemon=True)
         try:
             self._wake = os.eventfd(0)
         except OSError as error:
             os.close(fd)
             raise DaemonUnreachable(f"the daemon's lifeline can't be watched: {error}") from error
-        self._thread: threading.Thread | None = None
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            os.close(self._wake)
+            os.close(fd)
+            raise DaemonUnreachable(f"the daemon's lifeline can't be watched: {error}") from error
 
     def watch(self, ended: Callable[[], None]) -> None:
         """Calls `ended` from a thread of its own, once, when all writers are dead. At most one watch."""
-        self._thread = threading.Thread(
-            target=self._watch, args=(ended,), name="kvpush-lifeline", daemon=True
-        )
-        self._thread.start()
+        self._ended = ended
+        self._begin.set()
 
-    def _watch(self, ended: Callable[[], None]) -> None:
+    def _watch(self) -> None:
+        self._begin.wait()
+        if self._ended is None:
+            return
         poll = select.poll()
         poll.register(self._fd, 0)  # an empty mask still reports POLLHUP, and never stray bytes
         poll.register(self._wake, select.POLLIN)
         ready = dict(poll.poll())
         if self._wake not in ready:
-            ended()
+            self._ended()
 
     def close(self) -> None:
         """Ends the watch and closes the descriptor. Not for calling from `ended`."""
         os.eventfd_write(self._wake, 1)
-        if self._thread is not None:
-            self._thread.join()
+        self._begin.set()
+        self._thread.join()
         os.close(self._wake)
         os.close(self._fd)

@@ -318,6 +318,7 @@ class Session:
                 self._hear(event)
         except (KvpushClientError, OSError, RuntimeError) as error:  # RuntimeError: no thread is to be had
             trouble = error if isinstance(error, KvpushClientError) else DaemonUnreachable(str(error))
+            _log.debug("an attempt ended", exc_info=True)
         finally:
             if link is not None:
                 link.close()

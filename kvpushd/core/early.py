@@ -52,8 +52,15 @@ class Early:
         """What was said of a handoff that is opened now."""
         advance = self._advances.pop(key, None)
         if advance is not None:
-            self._forget(key[0])
+            self._uncount(key[0])
         return advance
+
+    def forget(self, incarnation: Incarnation) -> None:
+        """An engine is no more."""
+        if incarnation in self._count:
+            for key in [key for key in self._advances if key[0] == incarnation]:
+                del self._advances[key]
+            del self._count[incarnation]
 
     def sweep(self, now: Instant) -> None:
         """Forgets what nobody came for. Kept in the order of its first word."""
@@ -62,9 +69,9 @@ class Early:
             if advance.since + self._keep > now:
                 break
             del self._advances[key]
-            self._forget(key[0])
+            self._uncount(key[0])
 
-    def _forget(self, incarnation: Incarnation) -> None:
+    def _uncount(self, incarnation: Incarnation) -> None:
         self._count[incarnation] -= 1
         if not self._count[incarnation]:
             del self._count[incarnation]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +24,7 @@ class Engine:
     mapped: set[int] = field(default_factory=set)
     """The ranks whose pools are mapped now: none of them, after a mover's death, until they are again."""
     left: bool = False
-    bytes_per_position: int = 0
+    bytes_per_position: Counter[int] = field(default_factory=Counter)
     """Over all of `pools`, and kept here: with many layers it takes long to count."""
 
     def add(self, rank: int, layout: Layout) -> None:
@@ -31,8 +32,13 @@ class Engine:
         been planned by it."""
         if rank not in self.pools:
             self.pools[rank] = layout
-            self.bytes_per_position += bytes_per_position(layout)
+            self.bytes_per_position.update(bytes_per_position(layout))
         self.mapped.add(rank)
+
+    def takes(self, positions: int) -> int:
+        """The least bytes in which so many positions come, from a block's first one on: without what sliding
+        windows keep of them."""
+        return sum(size * piece * -(-positions // piece) for piece, size in self.bytes_per_position.items())
 
     @property
     def known(self) -> bool:

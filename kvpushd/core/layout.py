@@ -11,6 +11,7 @@ Layouts and block lists come from engines and peers, so nothing is computed from
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,14 +70,15 @@ def block_size(layout: Layout, layer: Layer) -> int:
     return layout.groups[layer.group].block_size
 
 
-def bytes_per_position(layout: Layout) -> int:
-    """Bytes that a position takes in the layers that keep all of them, i.e. not in sliding windows."""
-    return sum(
-        layer.heads * plane.cell_bytes
-        for layer in layout.layers
-        if layout.groups[layer.group].kind is GroupKind.FULL
-        for plane in layer.planes
-    )
+def bytes_per_position(layout: Layout) -> Counter[int]:
+    """Bytes that a position takes in the layers that keep all of them, i.e. not in sliding windows: by how
+    many positions move as one piece, a block of them where a layer is opaque, else one."""
+    found: Counter[int] = Counter()
+    for layer in layout.layers:
+        if layout.groups[layer.group].kind is GroupKind.FULL:
+            piece = block_size(layout, layer) if layer.opaque else 1
+            found[piece] += layer.heads * sum(plane.cell_bytes for plane in layer.planes)
+    return found
 
 
 def check(layout: Layout) -> None:

@@ -199,6 +199,8 @@ class Ledger:
         gone = [e for e in self.engines if e.left and not self._holds(e.incarnation)]
         for engine in gone:
             self.engines.remove(engine.incarnation)
+            self._receiver.forget(engine.incarnation)
+            self._sender.forget(engine.incarnation)
         return [LetGo(engine.incarnation) for engine in gone]
 
     def _holds(self, incarnation: Incarnation) -> bool:

@@ -104,10 +104,10 @@ def shortfall(reservation: Reservation, engine: Engine) -> Fault | None:
     """What is missing where all parts have landed; None if nothing is.
 
     A sending node knows its own ranks, and only the receiver which nodes it has asked. So if a reservation
-    does not name all that hold something of it, that shows in how much has come. More may come than is
-    counted here: blocks that move whole, and what windows still hold.
+    does not name all that hold something of it, that shows in how much has come. What sliding windows still
+    hold comes on top of what is counted here, so of a model with such layers a part may be missing unseen.
     """
-    due = engine.bytes_per_position * (reservation.said.end - reservation.said.start)
+    due = engine.takes(reservation.said.end - reservation.said.start)
     if not reservation.landed or reservation.counts.bytes >= due:
         return None
     return Fault(

@@ -363,6 +363,11 @@ class Receiver:
     def _reject(self, event: Reserved, reason: Reason, detail: str) -> None:
         self._out.say(TellRejected(event.incarnation, event.key, Side.RECEIVER, Fault(reason, detail)))
 
+    def forget(self, incarnation: Incarnation) -> None:
+        """Nothing comes of an engine any more."""
+        self._over.forget(incarnation)
+        self._cancelled_early.forget(incarnation)
+
     # --- what is held ------------------------------------------------------------------------------------
 
     def halves(self) -> list[Reservation]:

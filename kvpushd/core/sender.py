@@ -314,6 +314,12 @@ class Sender:
         self._early.sweep(now)
         self._cancelled_early.sweep(now)
 
+    def forget(self, incarnation: Incarnation) -> None:
+        """Nothing comes of an engine any more."""
+        self._transfers.forget(incarnation)
+        self._early.forget(incarnation)
+        self._cancelled_early.forget(incarnation)
+
     # --- what is held ------------------------------------------------------------------------------------
 
     def halves(self) -> list[tuple[Handoff, list[Target]]]:

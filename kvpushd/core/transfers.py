@@ -25,7 +25,7 @@ from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
 from kvpushd.core.tombs import Tombs
-from kvpushd.core.words import SECOND, HalfKey, Instant, LinkId, TargetKey, Transfer
+from kvpushd.core.words import SECOND, HalfKey, Incarnation, Instant, LinkId, TargetKey, Transfer
 from kvpushd.core.writer import Writer
 
 LANDED = Fault(Reason.DUPLICATE, "this transfer has landed already")
@@ -296,6 +296,11 @@ class Transfers:
         """What was learned of a link goes with it, and what ended on it can't come again."""
         self._writer.forget(link)
         self.gone.forget(link)
+
+    def forget(self, incarnation: Incarnation) -> None:
+        """Nothing comes of an engine of ours any more."""
+        self.ended.forget(incarnation)
+        self.over.forget(incarnation)
 
     def rate(self, link: LinkId) -> float:
         """Bytes per second of a link; 0 = not known."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -133,7 +134,7 @@ class MoverHandle:
 
     @property
     def last_beat(self) -> float:
-        """When the mover was last heard of, by the loop's clock. It beats at least each second."""
+        """When the mover was last heard of, by the loop's clock. It beats about each second."""
         return self._last_beat
 
     @property
@@ -300,7 +301,9 @@ class MoverHandle:
         try:
             messages = self._link.receive()
             self._last_beat = self._loop.time()
-            for message, _ in messages:  # movers pass no descriptors
+            for message, descriptor in messages:
+                if descriptor is not None:  # movers pass none, unless their memory is damaged
+                    os.close(descriptor)
                 self._hear(mover_pb2.MoverReport.FromString(message))
         except (LinkBroken, DecodeError) as error:
             # Its memory is damaged, say: what it would report next can be believed no more than this.

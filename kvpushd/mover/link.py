@@ -139,6 +139,7 @@ class Link:
             head = int.from_bytes(self._incoming[begin : begin + HEADER_BYTES], "big")
             size = head & ~_CARRIES
             if size > MAX_MESSAGE_BYTES:
+                self._came.extend(descriptor for _, descriptor in messages)
                 raise LinkBroken(f"a message of {size:,} bytes, expected at most {MAX_MESSAGE_BYTES:,}")
             end = begin + HEADER_BYTES + size
             if len(self._incoming) < end:

@@ -36,7 +36,7 @@ SPARE, MOVER = b"kvpushd-spare", b"kvpushd-mover"
 """What the process is called in ps and top, once it stands by, and once it was told to begin."""
 
 STEP_SECONDS = 0.0005
-"""Between two commands that came together there is a round if the last one is longer ago."""
+"""Between two commands that came together the mover makes a round if its last one is longer ago than this."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -172,8 +172,9 @@ class EngineRoom:
             if entry.live and entry.identity.launch != identity.launch:
                 # Without its launch: whoever knows that can join it.
                 raise Duplicate(
-                    f"engine_id {identity.engine_id!r} is taken by another one ({entry.identity.software}): "
-                    "give each engine an engine_id of its own in its kv_transfer_config"
+                    f"engine_id {identity.engine_id!r} is taken by another engine "
+                    f"({entry.identity.software}): give each engine an engine_id of its own in its "
+                    "kv_transfer_config"
                 )
             if entry.live or entry.identity.launch == identity.launch:
                 return entry

@@ -294,7 +294,7 @@ class ReceivingRoom:
         question = (wire.incarnation_from_wire(answer.incarnation), answer.sender_engine_id)
         asked = way.questions.get(question) if way else None
         if way is None or not asked:
-            raise Invalid("an answer about an engine to a question never asked")
+            raise Invalid("an answer to a question that was never asked")
         waiting = asked.popleft()
         if not asked:
             del way.questions[question]

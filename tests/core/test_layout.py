@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvpush_client.layout import Group, GroupKind, Layer, Layout, Plane
+from kvpushd.core.engines import Engine
 from kvpushd.core.layout import Blocks, bytes_per_position, check, check_blocks, unit_bytes
+from kvpushd.core.words import Incarnation
 from kvpushd.errors import Invalid
 from tests.core.pools import Model, Shape, address, changed, listed, rank
 
@@ -30,7 +32,15 @@ def plane(layout: Layout, **fields: int) -> Layout:
 def test_a_position_takes_what_all_heads_and_planes_of_layers_without_a_window_keep_of_it() -> None:
     model, groups = Model((0, 1, 0), heads=3, planes=(4, 2)), SHAPE.groups
     for layers, size in ((range(3), 36), (range(2), 18), (range(1, 2), 0)):
-        assert bytes_per_position(rank(model, Shape(groups, blocks=8), layers)) == size
+        assert bytes_per_position(rank(model, Shape(groups, blocks=8), layers)).total() == size
+
+
+def test_where_blocks_move_whole_all_positions_of_the_last_one_are_due() -> None:
+    """Else half of the heads, sent as whole blocks, could pass for all of them."""
+    for opaque, due in ((True, 16), (False, 10)):
+        engine = Engine(Incarnation(b"e"), "E", {}, 1, 1)
+        engine.add(0, rank(Model((0,), heads=2, planes=(1,), opaque=opaque), Shape((Group(4),), blocks=8)))
+        assert engine.takes(5) == due
 
 
 def test_a_layout_that_fills_its_pool_to_the_last_byte_is_taken() -> None:

@@ -32,7 +32,15 @@ from kvpushd.core.events import (
     Withdrawn,
     WriteEnded,
 )
-from kvpushd.core.instructions import Instruction, Post, SayPeer, SayReached, TellHandoffEnded, TellRejected
+from kvpushd.core.instructions import (
+    Instruction,
+    LetGo,
+    Post,
+    SayPeer,
+    SayReached,
+    TellHandoffEnded,
+    TellRejected,
+)
 from kvpushd.core.ledger import Ledger
 from kvpushd.core.words import LOCAL, SECOND, Incarnation, LinkId, Phase, ReceiverView, SenderAddress
 from tests.core.pools import Model, Shape, listed, rank
@@ -1247,6 +1255,20 @@ def test_what_one_engine_takes_back_pushes_out_nothing_that_another_took_back() 
     (ended,) = (s for s in said if isinstance(s, TellHandoffEnded))
     assert ended.fault is not None
     assert ended.fault.reason is Reason.CANCELLED
+
+
+def test_of_an_engine_that_was_let_go_nothing_is_remembered() -> None:
+    """Else one that comes again and again, each time another incarnation, would fill the node's memory."""
+    node = Hostile()
+    for count in range(9):
+        key = TransferKey(count.to_bytes(16, "big"))
+        node.ledger.handle(Advanced(node.p, 0, key, 7, at=0), 0)
+        for side in Side.SENDER, Side.RECEIVER:
+            node.ledger.handle(Cancelled(node.p, replace(key, attempt=1), side, ""), 0)
+    assert LetGo(node.p) in node.ledger.handle(EngineLeft(node.p, "killed"), 0)
+    sender, receiver = node.ledger._sender, node.ledger._receiver
+    kept = (sender._early, sender._cancelled_early, sender._transfers.ended, sender._transfers.over)
+    assert [len(each) for each in (*kept, receiver._over, receiver._cancelled_early)] == [0] * 6
 
 
 def test_a_peer_can_not_announce_for_an_engine_that_it_did_not_describe() -> None:

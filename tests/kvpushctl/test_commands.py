@@ -273,9 +273,19 @@ except DaemonUnreachable as error:
 """
 
 
+@pytest.mark.parametrize(
+    ("mode", "shown", "remedy"),
+    [
+        (0o750, "drwxr-x---", "make it a member of that group"),
+        (0o700, "drwx------", "be its owner, or open it to a group"),
+    ],
+)
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
-def test_a_user_who_may_not_enter_the_folder_is_told_whose_member_to_become() -> None:
+def test_a_user_who_may_not_enter_the_folder_is_told_whose_member_to_become(
+    mode: int, shown: str, remedy: str
+) -> None:
     with tempfile.TemporaryDirectory() as closed:
+        Path(closed).chmod(mode)
         ran = subprocess.run(
             [sys.executable, "-c", ANOTHER_USERS, closed],
             env={"PYTHONPATH": str(REPOSITORY / "client")},
@@ -284,7 +294,7 @@ def test_a_user_who_may_not_enter_the_folder_is_told_whose_member_to_become() ->
             check=True,
             timeout=60,
         )
-    owned = "(drwx------, group root): make it a member of that group"
+    owned = f"({shown}, group root): {remedy}"
     assert ran.stdout == f"/nowhere\nthis user may not enter {closed} {owned}\n"
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,9 @@ def agents() -> Agents:
 
 
 @pytest.fixture
-def outlet(agents: Agents) -> Outlet:
-    """With many small writes under way."""
+def outlet(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> Outlet:
+    """With many small writes under way, and without a pause, however long the test may take."""
+    monkeypatch.setattr("kvpushd.mover.transport.outlet.STREAK_SECONDS", math.inf)
     outlet = Outlet(agents, "near")  # type: ignore[arg-type]
     outlet.meet("far", b"", {b"pool": 0})
     for number in range(MANY):

@@ -24,8 +24,8 @@ from kvpushd.node.hub import Hub
 from kvpushd.node.movers import Movers
 from testing.rank import layout
 
-DEADLINE = 15.0
-SILENCE = 2.0
+DEADLINE = 60.0
+SILENCE = 5.0
 CUT = layout(4)
 
 MakeChild = Callable[[socket.socket], Child]

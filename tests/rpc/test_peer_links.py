@@ -380,7 +380,7 @@ class Sluggish:
 @in_loop
 async def test_links_of_one_node_that_come_at_once_are_counted_too() -> None:
     notes = InNotes()
-    service = PeerService(terms("sender", links_per_node=2, connect_timeout=0.3), ANYBODY, notes)
+    service = PeerService(terms("sender", links_per_node=2, connect_timeout=3.0), ANYBODY, notes)
     contexts = [Sluggish() for _ in range(5)]
     streams = [asyncio.ensure_future(service.Link(None, context)) for context in contexts]
     for _ in range(3):

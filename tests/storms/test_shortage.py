@@ -116,7 +116,8 @@ def test_a_mover_that_dies_while_the_daemon_is_out_of_descriptors_is_replaced_an
             os.kill(mover, signal.SIGKILL)
             sessions = [session for e in (s, r) for session in (e.scheduler, e.ranks[0].session)]
             eventually(lambda: not any(session.ready for session in sessions))
-            assert "did not arrive: the daemon or its mover has too many files open" in node.log.read_text()
+            said = "did not arrive: the daemon or its mover has too many files open"
+            eventually(lambda: said in node.log.read_text())
         eventually(lambda: s.ready() and r.ready())
         assert node.mover_pid == spare
         transfer(s, r, seed=2)

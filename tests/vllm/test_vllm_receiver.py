@@ -164,6 +164,16 @@ def test_a_duplicate_that_is_aborted_before_it_had_blocks_harms_nobody(d, asked)
     assert d.desk.take() == []
 
 
+def test_of_two_that_ask_for_one_transfer_the_one_that_goes_leaves_it_to_the_other(d):
+    first, second = kit.Request("first"), kit.Request("second")
+    d.ask(first)
+    d.ask(second)
+    d.receiver.finished("second")
+    assert d.desk.take() == []
+    d.reserve(first)
+    assert [said[0] for said in d.desk.take()] == ["reserve"]
+
+
 def test_a_live_duplicate_is_computed_here_and_harms_nobody(d):
     d.reserve(kit.Request("first"))
     d.desk.take()

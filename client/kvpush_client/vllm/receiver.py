@@ -179,10 +179,15 @@ class Receiver:
         self._let_go(wanted)
 
     def _let_go(self, wanted: _Wanted) -> None:
-        """Its sender need not send it. Where the transfer is or was another request's nothing is said: the
-        word would end that one."""
-        if wanted.receive.transfer_id not in self._spent:
-            self._spend(wanted.receive.transfer_id)
+        """Its sender need not send it. Where the transfer is, was or may yet be another request's nothing is
+        said: the word would end that one."""
+        transfer = wanted.receive.transfer_id
+        others = any(
+            other is not wanted and other.stage is _Stage.ASKED and other.receive.transfer_id == transfer
+            for other in self._requests.values()
+        )
+        if transfer not in self._spent and not others:
+            self._spend(transfer)
             self._desk.decline(wanted.key, [wanted.receive.sender])
 
     def _blocks(self, group: int, blocks: Sequence[Sequence[Any]], start: int, end: int) -> Blocks:

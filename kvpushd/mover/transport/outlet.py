@@ -97,7 +97,7 @@ class Outlet:
         """Those of which some is to be begun."""
         self._under_way: list[tuple[int, _Part]] = []
         self._runs = 0
-        """How many those have in all."""
+        """Of all parts under way."""
         self._looks = 0
         self._busy_since = 0.0
         self._inspections = Inspections()

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lifeline of a process that is short of what it needs."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from kvpush_client import fdsock
+from kvpush_client.errors import DaemonUnreachable
+
+
+def test_a_lifeline_that_gets_no_thread_is_refused_when_it_comes_and_not_when_it_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is due once the daemon has died: blocks that nobody watches it for would never come back."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = os.listdir("/proc/self/fd")
+    reads, writes = os.pipe()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(DaemonUnreachable, match="can't be watched: can't start new thread"):
+        fdsock.Lifeline(reads)
+    os.close(writes)
+    assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_lifeline_that_nobody_watches_closes() -> None:
+    reads, writes = os.pipe()
+    fdsock.Lifeline(reads).close()
+    os.close(writes)
+
+
+def test_a_lifeline_tells_its_watcher_of_the_last_writers_end_also_where_that_came_first() -> None:
+    reads, writes = os.pipe()
+    lifeline, ended = fdsock.Lifeline(reads), threading.Event()
+    os.close(writes)
+    lifeline.watch(ended.set)
+    assert ended.wait(20)
+    lifeline.close()
