@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 from collections.abc import Iterable
@@ -18,9 +19,17 @@ def names() -> list[str]:
     try:
         listed = os.listdir("/proc/self/fd")
         # The listing's own is among them, and closed by now: the next file that is opened gets its number.
-        return [name for name in listed if os.path.lexists(f"/proc/self/fd/{name}")]
+        return [name for name in listed if _is_open(int(name))]
     except OSError as error:
         raise TransportFailed(f"the mover can't make an agent: {error}") from error
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_GETFD)
+    except OSError:
+        return False
+    return True
 
 
 def shortage() -> str:

@@ -25,7 +25,10 @@ from kvpushd.mover.transport.inlet import Inlet
 from kvpushd.mover.transport.outlet import Outlet
 
 SWEEP_SECONDS = 0.01
-"""After which agents that did not ring are looked at too. Each costs 3 us, and there may be hundreds."""
+"""After which agents that did not ring are looked at too, as one may be reached by a fabric that rings
+nothing. Each costs 3 us, and there may be hundreds."""
+RUNG_SWEEP_SECONDS = 0.1
+"""The same where all fabrics that may be used ring."""
 SLICE_SECONDS = 0.005
 """For which a poll goes on to begin what is next, where all ends at once."""
 PACKED = frozenset({"tcp", "self"})
@@ -185,7 +188,7 @@ class NixlTransport:
         """Lets the agents that rang take in what has come; and from time to time all, of which one may be
         reached by a fabric that rings nothing."""
         now = time.monotonic()
-        if now - self._swept < SWEEP_SECONDS:
+        if now - self._swept < (RUNG_SWEEP_SECONDS if self._packs else SWEEP_SECONDS):
             for owner in self._agents.rung():
                 owner.progress()
             return

@@ -219,7 +219,8 @@ class Outlet:
 
     def moved_on(self) -> bool:
         """Whether some of what is under way was found to be over; begins what comes next."""
-        if self._inspections or (self._staging is not None and self._staging.is_waiting):
+        if self._inspections or (self._may_pack if self._staging is None else self._staging.is_waiting):
+            # What comes while parts are asked after is taken from the socket by that, and rings no more.
             self.progress()
         self._look_on()
         self._looks += 1
