@@ -29,10 +29,10 @@ guards: venv ## take each guard out of a copy and require its tests to fail; GUA
 fuzz: venv ## nonsense at every listener, other things each time: half an hour; FUZZ_ARGS="-k peer" narrows it
 	$(BIN)/python -m pytest tests/fuzz -m "long or not long" $(FUZZ_ARGS)
 
-bench: venv ## kvpushd beside vLLM's own connectors, in about 50 minutes (root): benchmarks/results/latest/
+bench: venv ## kvpushd beside vLLM's own connectors, in about 35 minutes (root): benchmarks/results/latest/
 	$(BIN)/python -m benchmarks
 
-bench-quick: venv ## the same in under 8 minutes, with fewer rounds and cases
+bench-quick: venv ## the same in about 9 minutes, with fewer rounds and cases
 	$(BIN)/python -m benchmarks --quick
 
 chaos: venv ## processes killed, stopped, cut off in each phase (root): SCENARIOS=n SEED=n; chaos-results/
