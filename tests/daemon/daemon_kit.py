@@ -173,10 +173,11 @@ def papers(folder: Path, authority: trustme.CA, name: str, **how: Any) -> dict[s
 
 
 def alive(pid: int) -> bool:
-    """Whether a process exists, and is no zombie."""
+    """Whether a process has memory of its own, and so could write: one that ends gives that back before
+    it closes its files, and is a zombie later still."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) > 0
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
