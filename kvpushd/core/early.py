@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from dataclasses import dataclass
+from itertools import takewhile
 
+from kvpush_client.events import TransferKey
 from kvpushd.core.engines import Engine
 from kvpushd.core.events import Advanced
 from kvpushd.core.lane import Frontier
@@ -27,8 +28,8 @@ class Early:
     def __init__(self, keep: Instant, most: int) -> None:
         self._keep = keep
         self._most = most
-        self._advances: OrderedDict[HalfKey, Advance] = OrderedDict()
-        self._count: Counter[Incarnation] = Counter()
+        self._of: dict[Incarnation, dict[TransferKey, Advance]] = {}
+        """By engine, in the order of the first word."""
 
     def note(self, event: Advanced, engine: Engine, now: Instant) -> bool:
         """A rank of `engine` is ahead of the handoff. False where too many are: then it is not kept, and
@@ -36,45 +37,32 @@ class Early:
         pool = engine.pools.get(event.rank)
         if pool is None:
             return True
-        key = (event.incarnation, event.key)
-        advance = self._advances.get(key)
-        if advance is None:
-            if self._count[event.incarnation] >= self._most:
-                return False
-            advance = self._advances[key] = Advance(now, {})
-            self._count[event.incarnation] += 1
+        mine = self._of.setdefault(event.incarnation, {})
+        if event.key not in mine and len(mine) >= self._most:
+            return False
+        advance = mine.setdefault(event.key, Advance(now, {}))
         frontier = advance.frontiers.setdefault(event.rank, Frontier.at_start(len(pool.layers)))
         frontier.advance(event.positions, event.first_layer, event.end_layer)
         advance.at = max(advance.at, event.at)
         return True
 
-    def take(self, key: HalfKey) -> Advance | None:
+    def take(self, half: HalfKey) -> Advance | None:
         """What was said of a handoff that is opened now."""
-        advance = self._advances.pop(key, None)
-        if advance is not None:
-            self._uncount(key[0])
-        return advance
+        incarnation, key = half
+        return self._of.get(incarnation, {}).pop(key, None)
 
     def forget(self, incarnation: Incarnation) -> None:
         """An engine is no more."""
-        if incarnation in self._count:
-            for key in [key for key in self._advances if key[0] == incarnation]:
-                del self._advances[key]
-            del self._count[incarnation]
+        self._of.pop(incarnation, None)
 
     def sweep(self, now: Instant) -> None:
-        """Forgets what nobody came for. Kept in the order of its first word."""
-        while self._advances:
-            key, advance = next(iter(self._advances.items()))
-            if advance.since + self._keep > now:
-                break
-            del self._advances[key]
-            self._uncount(key[0])
-
-    def _uncount(self, incarnation: Incarnation) -> None:
-        self._count[incarnation] -= 1
-        if not self._count[incarnation]:
-            del self._count[incarnation]
+        """Forgets what nobody came for."""
+        for incarnation, mine in list(self._of.items()):
+            old = takewhile(lambda kept: kept[1].since + self._keep <= now, mine.items())
+            for key, _ in list(old):
+                del mine[key]
+            if not mine:
+                del self._of[incarnation]
 
     def __len__(self) -> int:
-        return len(self._advances)
+        return sum(len(mine) for mine in self._of.values())
