@@ -83,6 +83,11 @@ class Lane:
         """Bytes that are not posted yet, about."""
         return self._bytes(len(self.posted) * self.end - sum(self.posted))
 
+    @property
+    def whole(self) -> int:
+        """Bytes of all of it, about."""
+        return self._bytes(len(self.posted) * (self.end - self.start))
+
     def next_window(self, frontier: Frontier, named: int, most_bytes: int) -> Window | None:
         """The next rectangle that may be written, of at most about `most_bytes`; None if there is none.
 

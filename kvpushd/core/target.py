@@ -86,6 +86,11 @@ class Target:
         return sum(lane.remaining for lane in self.lanes)
 
     @property
+    def whole(self) -> int:
+        """Bytes of all that its receiver asked for."""
+        return sum(lane.whole for lane in self.lanes)
+
+    @property
     def fenced(self) -> bool:
         """This side can vouch that no write of its can land any more."""
         return not self.in_flight and not self.tainted

@@ -57,6 +57,7 @@ class Writer:
                 link=target.said.link,
                 priority=target.said.priority,
                 remaining=target.remaining,
+                whole=target.whole,
                 since=target.times.matched,
                 size=lane.bytes_of(window),
             )

@@ -19,9 +19,17 @@ MIB = 1 << 20
 
 
 def wants(
-    what: str, remaining: int, *, size: int = 1, link: LinkId = A, priority: int = 0, since: int = 0
+    what: str,
+    remaining: int,
+    *,
+    whole: int | None = None,
+    size: int = 1,
+    link: LinkId = A,
+    priority: int = 0,
+    since: int = 0,
 ) -> Candidate[str]:
-    return Candidate(what, link, priority, remaining, since, size)
+    whole = remaining if whole is None else whole
+    return Candidate(what, link, priority, remaining, whole, since, size)
 
 
 class Links:
@@ -57,6 +65,13 @@ def test_the_shortest_goes_first() -> None:
     for what, remaining in (("long", 8000), ("short", 300), ("middle", 1000)):
         schedule.offer(wants(what, remaining))
     assert order(schedule) == ["short", "middle", "long"]
+
+
+def test_a_short_one_goes_before_a_long_one_that_is_nearly_through_and_after_one_like_itself() -> None:
+    schedule: Schedule[str] = Schedule(Links(100).room, carries(MIB))
+    for what, remaining, whole in (("new", 300, 300), ("long", 200, 8000), ("begun", 200, 400)):
+        schedule.offer(wants(what, remaining, whole=whole))
+    assert order(schedule) == ["begun", "new", "long"]
 
 
 def test_a_larger_priority_goes_before_a_shorter_one() -> None:
@@ -167,7 +182,7 @@ def test_no_link_has_more_in_flight_than_it_may_and_none_is_idle_while_something
     link_of = {what: random.choice([A, B]) for what in waiting}
     flying: list[tuple[LinkId, int]] = []
     for what, size in waiting.items():
-        schedule.offer(Candidate(what, link_of[what], 0, size, 0, size))
+        schedule.offer(Candidate(what, link_of[what], 0, size, size, 0, size))
     while waiting or flying:
         for candidate in iter(schedule.pop, None):
             links.post(candidate.link, candidate.size)
@@ -188,7 +203,7 @@ def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
     links = Links(10 * MIB)
     schedule: Schedule[str] = Schedule(links.room, carries(100 * MIB))
     left, ended_at, came = 40 * MIB, None, Counter[str]()
-    schedule.offer(wants("long", left, size=10 * MIB))
+    schedule.offer(wants("long", left, whole=40 * MIB, size=10 * MIB))
     flying: deque[Candidate[str]] = deque()
     for moment in range(400):
         now = moment * SECOND // 10
@@ -203,7 +218,7 @@ def test_nothing_starves_behind_short_transfers_that_keep_coming() -> None:
         if done.what == "long":
             left -= done.size
             if left:
-                schedule.offer(wants("long", left, size=10 * MIB))
+                schedule.offer(wants("long", left, whole=40 * MIB, size=10 * MIB))
             elif ended_at is None:
                 ended_at = now
     assert came["short"] > came["long"] == 4
