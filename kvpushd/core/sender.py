@@ -56,7 +56,12 @@ class Sender:
         """Opens a handoff, appends to it, seals it; or, where the item is wrong, does none of these."""
         half = (event.incarnation, event.key)
         engine = self._engines.get(event.incarnation)
-        if engine is None or engine.left or self._transfers.ended.dig(half) is not None:
+        if engine is None or engine.left:
+            return
+        if self._transfers.ended.dig(half) is not None:
+            # Late, for which the client knows better; or opened again, and then its engine waits for an end.
+            over = Fault(Reason.STALE_ATTEMPT, f"transfer {event.key} is over; use a new attempt")
+            self._out.say(TellRejected(event.incarnation, event.key, Side.SENDER, over))
             return
         handoff = self._handoffs.get(half)
         if handoff is not None and handoff.fault is not None:

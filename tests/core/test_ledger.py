@@ -544,6 +544,19 @@ def test_an_append_that_comes_after_the_end_opens_nothing() -> None:
     assert pair.p.node.ledger.idle
 
 
+def test_a_handoff_whose_key_is_over_is_refused() -> None:
+    pair = Pair()
+    pair.reserve()
+    pair.hand_off()
+    pair.world.run()
+    inc = pair.p.incarnation
+    assert inc is not None
+    (rejected,) = pair.p.node.ledger.handle(HandedOff(inc, KEY), pair.world.now)
+    assert isinstance(rejected, TellRejected)
+    assert (rejected.side, rejected.fault.reason) == (Side.SENDER, Reason.STALE_ATTEMPT)
+    assert pair.p.node.ledger.idle
+
+
 # --- invariant 4: every request ends in time -------------------------------------------------------------
 
 

@@ -133,3 +133,12 @@ def test_children_of_one_request_are_all_right(pair):
     first.right()
     for other in others:
         assert other.result(WAIT).token_ids == answer(tokens, 4)
+
+
+def test_a_transfer_id_that_comes_again_at_p_holds_no_blocks(pair):
+    """As where a client tries again with the request id of before; the pair looks for blocks afterwards."""
+    first = pair.at_once(prompt(100, "again"))
+    first.right()
+    pair.sent(first.transfer_id)
+    pair.prefill(prompt(100, "again, other"), first.transfer_id).result(WAIT)
+    pair.prefill(prompt(100, "again, other"), first.transfer_id).result(WAIT)
