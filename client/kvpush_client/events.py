@@ -44,6 +44,7 @@ class Reason(IntEnum):
     UNSUPPORTED = 21
     BAD_MEMORY = 22
     CORRUPTED = 23
+    PROMPT_MISMATCH = 24
 
 
 @dataclass(frozen=True, slots=True)

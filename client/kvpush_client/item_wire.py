@@ -16,6 +16,7 @@ from kvpush_client.items import (
     FirstToken,
     Handoff,
     Item,
+    Prompt,
     Reserve,
     Sender,
 )
@@ -26,6 +27,8 @@ MAX_SENDERS = 256
 MAX_POSITION = (1 << 31) - 1
 MAX_BLOCK_IDS = 1 << 20
 """Block ids in one item, over all groups."""
+MAX_PROMPTS = 8
+MAX_DIGEST = 32
 _MOST_PRIORITY = (1 << 31) - 1  # requests may come with any number, and only its order counts
 
 
@@ -59,6 +62,7 @@ def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
                     lease_ms=wire.lease_to_wire(item.lease),
                     receiver_engine_id=item.receiver_engine_id,
                     label=item.label[: wire.MAX_TEXT],
+                    prompts=[pb.Prompt(end=p.end, digest=p.digest) for p in item.prompts],
                 )
             )
         case Reserve():
@@ -72,6 +76,7 @@ def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
                     lease_ms=wire.lease_to_wire(item.lease),
                     priority=max(-_MOST_PRIORITY, min(item.priority, _MOST_PRIORITY)),
                     label=item.label[: wire.MAX_TEXT],
+                    prompt=item.prompt,
                 )
             )
         case Cancel():
@@ -115,6 +120,7 @@ def item_from_wire(message: engine_pb2.EngineItem) -> Item:
                 lease=wire.lease_from_wire(handoff.lease_ms),
                 receiver_engine_id=wire.text("receiver_engine_id", handoff.receiver_engine_id),
                 label=wire.text("label", handoff.label),
+                prompts=_prompts_from_wire(handoff.prompts),
             )
         case "reserve":
             reserve = message.reserve
@@ -129,6 +135,7 @@ def item_from_wire(message: engine_pb2.EngineItem) -> Item:
                 lease=wire.lease_from_wire(reserve.lease_ms),
                 priority=reserve.priority,
                 label=wire.text("label", reserve.label),
+                prompt=digest_from_wire("prompt", reserve.prompt),
             )
         case "cancel":
             cancel = message.cancel
@@ -191,6 +198,17 @@ def _senders_from_wire(senders: Iterable[engine_pb2.SenderAddress]) -> tuple[Sen
     )
     wire.within("number of senders", len(found), 1, MAX_SENDERS)
     return found
+
+
+def _prompts_from_wire(messages: Sequence[engine_pb2.Prompt]) -> tuple[Prompt, ...]:
+    wire.within("number of prompts", len(messages), 0, MAX_PROMPTS)
+    return tuple(Prompt(_position("end", p.end), digest_from_wire("digest", p.digest)) for p in messages)
+
+
+def digest_from_wire(name: str, said: bytes) -> bytes:
+    """A digest. Raises Malformed where it is too long to be one."""
+    wire.within(f"length of {name}", len(said), 0, MAX_DIGEST)
+    return said
 
 
 def _position(name: str, value: int) -> int:

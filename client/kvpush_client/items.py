@@ -77,6 +77,15 @@ class Reserve:
     lease: float | None = None
     priority: int = 0
     label: str = ""
+    prompt: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The digest of what the positions below `end` are of."""
+
+    end: int
+    digest: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,7 @@ class Handoff:
     lease: float | None = None
     receiver_engine_id: str = ""
     label: str = ""
+    prompts: tuple[Prompt, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from kvpush_client.items import (
     Handoff,
     Identity,
     Item,
+    Prompt,
     Reserve,
     Role,
     Sender,
@@ -40,7 +41,7 @@ from kvpush_client.link import Link, MakeLink
 from kvpush_client.pool import Pool
 from kvpush_client.wire import Malformed
 
-__all__ = ["Identity", "Role", "Sender", "Session"]
+__all__ = ["Identity", "Prompt", "Role", "Sender", "Session"]
 
 _log = logging.getLogger(__name__)
 
@@ -190,6 +191,7 @@ class Session:
         lease: float | None = None,
         priority: int = 0,
         label: str = "",
+        prompt: bytes = b"",
     ) -> None:
         """These blocks wait for positions [start, end); they stay allocated until their release.
 
@@ -197,7 +199,7 @@ class Session:
         """
         self._needs(Role.SCHEDULER)
         frozen = tuple(b.frozen() for b in blocks)
-        item = Reserve(key, tuple(senders), start, end, frozen, lease, priority, label)
+        item = Reserve(key, tuple(senders), start, end, frozen, lease, priority, label, prompt)
         with self._lock:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.RECEIVER, self._away())
@@ -216,13 +218,15 @@ class Session:
         lease: float | None = None,
         receiver_engine_id: str = "",
         label: str = "",
+        prompts: Sequence[Prompt] = (),
     ) -> None:
         """Opens a handoff, appends blocks to it, seals it, or several of these.
 
         The blocks stay readable until its end. Nothing happens if its end is waiting to be polled.
         """
         self._needs(Role.SCHEDULER)
-        item = Handoff(key, tuple(b.frozen() for b in blocks), seal, lease, receiver_engine_id, label)
+        frozen = tuple(b.frozen() for b in blocks)
+        item = Handoff(key, frozen, seal, lease, receiver_engine_id, label, tuple(prompts))
         with self._lock:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.SENDER, self._away())

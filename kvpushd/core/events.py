@@ -54,6 +54,8 @@ class Reserved:
     lease: Instant | None = None
     priority: int = 0
     label: str = ""
+    prompt: bytes = b""
+    """The digest of what the positions below `end` are of; empty = not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,8 @@ class HandedOff:
     lease: Instant | None = None
     receiver_engine_id: str = ""
     label: str = ""
+    prompts: Mapping[int, bytes] = field(default_factory=dict)
+    """Digests of what the positions below some end are of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,7 @@ class Announced:
     end: int
     blocks: tuple[Blocks, ...]
     priority: int = 0
+    prompt: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

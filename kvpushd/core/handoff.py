@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +29,8 @@ class Handoff:
     lease: Instant
     frontiers: dict[int, Frontier]
     blocks: dict[int, Blocks] = field(default_factory=dict)
+    prompts: Mapping[int, bytes] = field(default_factory=dict)
+    """The digest of what the positions below an end are of."""
     seal: int | None = None
     advanced_at: Instant = 0
     """When a frontier moved last, by the worker's word."""

@@ -68,6 +68,22 @@ def lanes_between(pairs: Sequence[Pair], start: int, end: int) -> list[Lane]:
     return [Lane(pair, start, end) for pair in pairs]
 
 
+def prompt_fault(target: Target, handoff: Handoff) -> Fault | None:
+    """That the two engines compute different prompts, where both have said what of; None if nothing is amiss.
+
+    KV of another prompt is as good as any in all else, and would be taken for that of the receiver's own, by
+    this request and by all that share its prefix.
+    """
+    wanted, theirs = target.said.prompt, handoff.prompts.get(target.said.end, b"")
+    if not wanted or not theirs or wanted == theirs:
+        return None
+    return Fault(
+        Reason.PROMPT_MISMATCH,
+        f"the first {target.said.end} positions are of one prompt at the sender, and of another at the "
+        "receiver: both engines need the same tokenizer and chat template",
+    )
+
+
 def coverage_fault(target: Target, handoff: Handoff, engine: Engine) -> Fault | None:
     """What of a target's positions the handoff does not name, or never will; None if nothing is amiss.
 

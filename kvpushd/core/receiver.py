@@ -275,7 +275,7 @@ class Receiver:
             route = self._route(half, link)
             if self._ways.get(route) is Way.UP:
                 self._hear(half, link, Word.ANNOUNCE)
-                where = (said.start, said.end, said.blocks, said.priority)
+                where = (said.start, said.end, said.blocks, said.priority, said.prompt)
                 self._out.say(SayAnnounce(Announced(link, said.incarnation, said.key, route[2], *where)))
             elif self._ways.may_reach(route):
                 self._ways.reach(route)

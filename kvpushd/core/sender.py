@@ -104,6 +104,7 @@ class Sender:
             lease=self._limits.lease if event.lease is None else event.lease,
             frontiers={rank: Frontier.at_start(len(pool.layers)) for rank, pool in engine.pools.items()},
             blocks={blocks.group: blocks for blocks in event.blocks},
+            prompts=event.prompts,
             times=Times(opened=now),
         )
         old = self._handoffs.current(handoff.transfer)

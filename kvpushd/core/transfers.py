@@ -20,7 +20,7 @@ from kvpushd.core.events import PeerEnded, PeerFenced, PeerLanded, PeerMatched, 
 from kvpushd.core.handoff import Handoff, add
 from kvpushd.core.handoffs import Handoffs
 from kvpushd.core.instructions import SayPeer, TellHandoffEnded, TellMatched
-from kvpushd.core.match import coverage_fault
+from kvpushd.core.match import coverage_fault, prompt_fault
 from kvpushd.core.outbox import Outbox
 from kvpushd.core.target import Target, everybody
 from kvpushd.core.targets import Targets
@@ -130,8 +130,8 @@ class Transfers:
         """Does what follows from what a handoff names, and from who wants it."""
         targets = [target for target in self.targets.these(handoff.targets) if target.live]
         for target in targets:
-            fault = coverage_fault(target, handoff, engine) if handoff.fault is None else None
-            if fault is not None:
+            fault = prompt_fault(target, handoff) or coverage_fault(target, handoff, engine)
+            if handoff.fault is None and fault is not None:
                 self.end(handoff, fault, now)
         for target in targets:
             if target.live:

@@ -38,6 +38,7 @@ def event_of(
                 _nanoseconds(item.lease),
                 item.priority,
                 item.label,
+                item.prompt,
             )
         case Handoff():
             return HandedOff(
@@ -48,6 +49,7 @@ def event_of(
                 _nanoseconds(item.lease),
                 item.receiver_engine_id,
                 item.label,
+                {prompt.end: prompt.digest for prompt in item.prompts},
             )
         case Cancel():
             return Cancelled(incarnation, item.key, item.side, item.detail)

@@ -318,6 +318,7 @@ class ReceivingRoom:
             end=said.end,
             blocks=wire.blocks_to_wire(said.blocks),
             priority=said.priority,
+            prompt=said.prompt,
         )
         try:
             self._say(said.link, peer_pb2.ReceiverItem(announce=item))

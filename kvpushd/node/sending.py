@@ -376,4 +376,5 @@ def _announced(link: LinkId, body: peer_pb2.Announce) -> Announced:
         body.end,
         wire.blocks_from_wire(body.blocks),
         body.priority,
+        wire.digest_from_wire(body.prompt, "prompt"),
     )

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kvpush_client import wire
+from kvpush_client import item_wire, wire
 from kvpush_client._proto import types_pb2
 from kvpush_client.events import Counts, Fault, TransferKey
 from kvpush_client.wire import counts_to_wire, fault_to_wire, key_to_wire, layout_to_wire
@@ -76,6 +76,12 @@ def name_from_wire(value: str, field: str, *, empty: bool = False) -> str:
         return wire.text(field, value, empty=empty)
 
 
+def digest_from_wire(said: bytes, field: str) -> bytes:
+    """A digest. Raises Invalid where it is too long to be one."""
+    with _named(field):
+        return item_wire.digest_from_wire("digest", said)
+
+
 def fault_from_wire(message: types_pb2.Fault) -> Fault:
     """A fault, its detail cut to what can be kept; a reason of a later version becomes UNSPECIFIED."""
     fault = wire.fault_from_wire(message)
@@ -126,6 +132,7 @@ __all__ = [
     "blocks_to_wire",
     "counts_from_wire",
     "counts_to_wire",
+    "digest_from_wire",
     "fault_from_wire",
     "fault_to_wire",
     "fingerprint_from_wire",

@@ -196,6 +196,39 @@ def test_positions_beyond_the_seal_are_refused_and_both_sides_hear_why(prompt: i
     assert pair.world.writes() == []
 
 
+@pytest.mark.parametrize("reserves_first", [True, False])
+def test_another_prompt_is_refused_before_anything_moves_and_both_sides_hear_why(
+    reserves_first: bool,
+) -> None:
+    pair = Pair()
+    prompts = {7: b"P's", 8: b"P's and a token"}
+    if reserves_first:
+        pair.world.reserve(pair.d, KEY, [pair.p], 0, 7, prompt=b"D's")
+        pair.world.settle()
+    pair.world.hand_off(pair.p, KEY, 8, prompts=prompts)
+    pair.world.settle()
+    if not reserves_first:
+        pair.world.reserve(pair.d, KEY, [pair.p], 0, 7, prompt=b"D's")
+        pair.world.settle()
+    assert ends(pair.d) == ends(pair.p) == [Reason.PROMPT_MISMATCH]
+    assert pair.world.writes() == []
+    assert pair.d.node.ledger.idle
+    assert pair.p.node.ledger.idle
+
+
+@pytest.mark.parametrize(
+    ("end", "prompt"), [(7, b"the same"), (8, b"and a token"), (6, b"part of it"), (7, b"")]
+)
+def test_the_same_prompt_a_part_of_it_and_one_that_is_not_known_are_taken(end: int, prompt: bytes) -> None:
+    pair = Pair()
+    pair.world.reserve(pair.d, KEY, [pair.p], 0, end, prompt=prompt)
+    held = pair.world.hand_off(pair.p, KEY, 8, prompts={7: b"the same", 8: b"and a token"})
+    assert held is not None
+    pair.compute(held, 8)
+    pair.world.run()
+    assert ends(pair.d) == [None]
+
+
 def test_a_handoff_that_begins_after_what_is_wanted_ends_before_anything_moves() -> None:
     pair = Pair()
     pair.reserve()

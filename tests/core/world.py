@@ -8,7 +8,7 @@ Nothing happens by itself: what is under way waits in queues until a test carrie
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from kvpush_client.events import Fault, Reason, Side, TransferKey
@@ -725,7 +725,13 @@ class World:
     # --- what engines do ---------------------------------------------------------------------------------
 
     def reserve(
-        self, engine: Engine, key: TransferKey, senders: list[Engine], start: int, end: int
+        self,
+        engine: Engine,
+        key: TransferKey,
+        senders: list[Engine],
+        start: int,
+        end: int,
+        prompt: bytes = b"",
     ) -> Held | None:
         """Blocks for positions [start, end), if there is room."""
         assert engine.incarnation is not None
@@ -738,7 +744,13 @@ class World:
         held.items = 1
         engine.say(
             Reserved(
-                engine.incarnation, key, self.addresses(engine, senders), start, end, engine.listed(held)
+                engine.incarnation,
+                key,
+                self.addresses(engine, senders),
+                start,
+                end,
+                engine.listed(held),
+                prompt=prompt,
             )
         )
         return held
@@ -748,7 +760,14 @@ class World:
             SenderAddress(s.name, LOCAL if s.node is engine.node else LinkId(s.node.name)) for s in senders
         )
 
-    def hand_off(self, engine: Engine, key: TransferKey, prompt: int, receiver: str = "") -> Held | None:
+    def hand_off(
+        self,
+        engine: Engine,
+        key: TransferKey,
+        prompt: int,
+        receiver: str = "",
+        prompts: Mapping[int, bytes] | None = None,
+    ) -> Held | None:
         """Opens a handoff for positions [0, prompt), without blocks yet."""
         assert engine.incarnation is not None
         use = (engine.incarnation, key, Side.SENDER)
@@ -756,7 +775,9 @@ class World:
             return None
         engine.used.add(use)
         held = engine.handoffs[key] = Held(key, engine.incarnation, 0, prompt, items=1)
-        engine.say(HandedOff(engine.incarnation, key, receiver_engine_id=receiver))
+        engine.say(
+            HandedOff(engine.incarnation, key, receiver_engine_id=receiver, prompts=dict(prompts or {}))
+        )
         return held
 
     def append(self, engine: Engine, held: Held, blocks: int, *, seal: bool) -> None:

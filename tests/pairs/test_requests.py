@@ -135,6 +135,20 @@ def test_children_of_one_request_are_all_right(pair):
         assert other.result(WAIT).token_ids == answer(tokens, 4)
 
 
+def test_kv_of_another_prompt_is_not_taken_and_d_s_prefix_cache_is_not_spoilt(pair):
+    """As where the chat templates of the two engines differ in a word."""
+    ours, theirs = (prompt(100, "template", which) for which in ("D's", "P's"))
+    transfer_id = secrets.token_bytes(16)
+    sent = pair.prefill(theirs, transfer_id)
+    output = pair.decode(ours, 4, transfer_id).result(WAIT)
+    sent.result(WAIT)
+    assert output.token_ids == answer(ours, 4)
+    assert output.external_cached_tokens == 0
+    for told in (pair.received(transfer_id), pair.sent(transfer_id)):
+        assert "the same tokenizer and chat template" in told.fault.detail
+    assert pair.d.engine.submit(ours, 4).result(WAIT).token_ids == answer(ours, 4)
+
+
 def test_a_transfer_id_that_comes_again_at_p_holds_no_blocks(pair):
     """As where a client tries again with the request id of before; the pair looks for blocks afterwards."""
     first = pair.at_once(prompt(100, "again"))

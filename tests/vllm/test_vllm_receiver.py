@@ -5,6 +5,7 @@ import pytest
 import vllm_kit as kit
 
 from kvpush_client.events import Side, TransferKey
+from kvpush_client.vllm.prompt import digest
 from kvpush_client.vllm.receiver import Receiver
 
 KEY = TransferKey(kit.transfer())
@@ -56,6 +57,13 @@ def test_all_but_the_last_position_is_wanted_and_reserved_at_once(d):
     ids = d.allocate(99)
     assert d.desk.take() == [("reserve", KEY, 0, 99, [(0, 0, ids)], 0)]
     assert d.receiver.take_step() == ([(KEY, "r")], [])
+
+
+def test_a_reservation_says_what_prompt_it_is_of_the_prefix_hit_included(d):
+    tokens = list(range(100))
+    d.ask(kit.Request(prompt_token_ids=tokens), computed=32)
+    d.allocate(67, computed=32)
+    assert d.desk.prompts == [digest(tokens, 99)]
 
 
 def test_a_reservation_begins_where_the_prefix_hit_ends(d):

@@ -6,6 +6,7 @@ import vllm_kit as kit
 
 from kvpush_client.events import Side, TransferKey
 from kvpush_client.vllm.metadata import Progress
+from kvpush_client.vllm.prompt import digests
 from kvpush_client.vllm.sender import Scheduled, Sender
 from kvpush_client.vllm.writers import Writers, Writing
 
@@ -69,6 +70,15 @@ def p():
 def test_a_handoff_opens_before_its_request_runs(p):
     p.add()
     assert p.desk.take() == [("handoff", KEY, [], None)]
+
+
+def test_each_attempt_says_what_prompt_it_is_of_as_it_opens(p):
+    tokens = list(range(100))
+    p.add(kit.Request(prompt_token_ids=tokens))
+    p.step(r=64)
+    p.step(preempted=["r"])
+    p.step(r=100)
+    assert p.desk.prompts == [digests(tokens), (), digests(tokens), ()]
 
 
 def test_each_chunk_names_its_blocks_and_the_last_one_seals_the_whole_prompt(p):

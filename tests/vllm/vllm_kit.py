@@ -37,6 +37,7 @@ class Request:
     kv_transfer_params: Any = None
     lora_request: Any = None
     resumable: bool = False
+    prompt_token_ids: Any = None
 
 
 @dataclass
@@ -45,6 +46,8 @@ class Desk:
 
     ready: bool = True
     said: list[tuple[Any, ...]] = field(default_factory=list)
+    prompts: list[Any] = field(default_factory=list)
+    """What was said of prompts with each of these."""
     events: list[Any] = field(default_factory=list)
     comes: list[Any] = field(default_factory=list)
     """What the daemon says during the next wait."""
@@ -58,12 +61,14 @@ class Desk:
         events, self.events = self.events, []
         return events
 
-    def reserve(self, key, senders, start, end, blocks, *, lease=None, priority=0, label=""):
+    def reserve(self, key, senders, start, end, blocks, *, lease=None, priority=0, label="", prompt=b""):
+        self.prompts.append(prompt)
         self.said.append(
             ("reserve", key, start, end, [(b.group, b.start, list(b.ids)) for b in blocks], priority)
         )
 
-    def handoff(self, key, blocks, *, seal=None, lease=None, receiver_engine_id="", label=""):
+    def handoff(self, key, blocks, *, seal=None, lease=None, receiver_engine_id="", label="", prompts=()):
+        self.prompts.append(prompts)
         self.said.append(("handoff", key, [(b.group, b.start, list(b.ids)) for b in blocks], seal))
 
     def advance(self, key, positions, *, first_layer=0, end_layer=None):

@@ -25,17 +25,17 @@ _sym_db = _symbol_database.Default()
 from kvpush_client._proto import types_pb2 as kvpush_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvpush/v1/engine.proto\x12\tkvpush.v1\x1a\x15kvpush/v1/types.proto\"u\n\x0eSessionRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x10.kvpush.v1.Hello\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.kvpush.v1.EngineItem\x12\x12\n\x05\x66irst\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_first\"|\n\x0fSessionResponse\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.kvpush.v1.Welcome\x12&\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x16.kvpush.v1.EngineEvent\x12\x12\n\x05\x66irst\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_first\"\xe9\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x0e\n\x06launch\x18\x03 \x01(\t\x12$\n\x04role\x18\x04 \x01(\x0e\x32\x16.kvpush.v1.ProcessRole\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x13\n\x0blocal_ranks\x18\x07 \x01(\r\x12+\n\x0b\x66ingerprint\x18\x08 \x01(\x0b\x32\x16.kvpush.v1.Fingerprint\x12\x10\n\x08software\x18\t \x01(\t\x12\x0f\n\x07process\x18\n \x01(\x0c\"w\n\x07Welcome\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x11\n\tpeer_host\x18\x04 \x01(\t\x12\x11\n\tpeer_port\x18\x05 \x01(\r\x12\x10\n\x08software\x18\x06 \x01(\t\"\xb5\x02\n\nEngineItem\x12\x30\n\rdescribe_pool\x18\x01 \x01(\x0b\x32\x17.kvpush.v1.DescribePoolH\x00\x12%\n\x07reserve\x18\x02 \x01(\x0b\x32\x12.kvpush.v1.ReserveH\x00\x12%\n\x07handoff\x18\x03 \x01(\x0b\x32\x12.kvpush.v1.HandoffH\x00\x12%\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x12.kvpush.v1.AdvanceH\x00\x12#\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x11.kvpush.v1.CancelH\x00\x12%\n\x07\x64\x65\x63line\x18\x06 \x01(\x0b\x32\x12.kvpush.v1.DeclineH\x00\x12,\n\x0b\x66irst_token\x18\x07 \x01(\x0b\x32\x15.kvpush.v1.FirstTokenH\x00\x42\x06\n\x04item\"B\n\x0c\x44\x65scribePool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12!\n\x06layout\x18\x02 \x01(\x0b\x32\x11.kvpush.v1.Layout\">\n\rSenderAddress\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\"\xcb\x01\n\x07Reserve\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12)\n\x07senders\x18\x02 \x03(\x0b\x32\x18.kvpush.v1.SenderAddress\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\x12!\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x11.kvpush.v1.Blocks\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\r\n\x05label\x18\x08 \x01(\t\"\x9c\x01\n\x07Handoff\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpush.v1.Blocks\x12\x0c\n\x04seal\x18\x03 \x01(\r\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\x12\x1a\n\x12receiver_engine_id\x18\x05 \x01(\t\x12\r\n\x05label\x18\x06 \x01(\t\"\x85\x01\n\x07\x41\x64vance\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x11\n\tend_layer\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r\x12\x1a\n\x12\x66inal_monotonic_ns\x18\x05 \x01(\x04\"\\\n\x06\x43\x61ncel\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1d\n\x04side\x18\x02 \x01(\x0e\x32\x0f.kvpush.v1.Side\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"Y\n\x07\x44\x65\x63line\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12)\n\x07senders\x18\x02 \x03(\x0b\x32\x18.kvpush.v1.SenderAddress\"B\n\nFirstToken\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x0f\n\x07unix_ns\x18\x02 \x01(\x04\"\xe7\x02\n\x0b\x45ngineEvent\x12*\n\npool_ready\x18\x01 \x01(\x0b\x32\x14.kvpush.v1.PoolReadyH\x00\x12%\n\x07matched\x18\x02 \x01(\x0b\x32\x12.kvpush.v1.MatchedH\x00\x12\x38\n\x11reservation_ended\x18\x03 \x01(\x0b\x32\x1b.kvpush.v1.ReservationEndedH\x00\x12>\n\x14reservation_released\x18\x04 \x01(\x0b\x32\x1e.kvpush.v1.ReservationReleasedH\x00\x12\x30\n\rhandoff_ended\x18\x05 \x01(\x0b\x32\x17.kvpush.v1.HandoffEndedH\x00\x12\'\n\x08rejected\x18\x06 \x01(\x0b\x32\x13.kvpush.v1.RejectedH\x00\x12\'\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x13.kvpush.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"\x1c\n\tPoolReady\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\"M\n\x07Matched\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1d\n\x04side\x18\x02 \x01(\x0e\x32\x0f.kvpush.v1.Side\"\x95\x01\n\x10ReservationEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12\x10\n\x08released\x18\x03 \x01(\x08\x12)\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x19.kvpush.v1.TransferCounts\":\n\x13ReservationReleased\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\"\x7f\n\x0cHandoffEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12)\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x19.kvpush.v1.TransferCounts\"o\n\x08Rejected\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1d\n\x04side\x18\x02 \x01(\x0e\x32\x0f.kvpush.v1.Side\x12\x1f\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\n\n\x08\x44raining\".\n\tPoolOffer\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x12\n\npool_bytes\x18\x02 \x01(\x04\">\n\nPoolAnswer\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault*`\n\x0bProcessRole\x12\x1c\n\x18PROCESS_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PROCESS_ROLE_SCHEDULER\x10\x01\x12\x17\n\x13PROCESS_ROLE_WORKER\x10\x02*@\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSIDE_SENDER\x10\x01\x12\x11\n\rSIDE_RECEIVER\x10\x02\x32U\n\rEngineService\x12\x44\n\x07Session\x12\x19.kvpush.v1.SessionRequest\x1a\x1a.kvpush.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvpush/v1/engine.proto\x12\tkvpush.v1\x1a\x15kvpush/v1/types.proto\"u\n\x0eSessionRequest\x12\x1f\n\x05hello\x18\x01 \x01(\x0b\x32\x10.kvpush.v1.Hello\x12$\n\x05items\x18\x02 \x03(\x0b\x32\x15.kvpush.v1.EngineItem\x12\x12\n\x05\x66irst\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_first\"|\n\x0fSessionResponse\x12#\n\x07welcome\x18\x01 \x01(\x0b\x32\x12.kvpush.v1.Welcome\x12&\n\x06\x65vents\x18\x02 \x03(\x0b\x32\x16.kvpush.v1.EngineEvent\x12\x12\n\x05\x66irst\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x08\n\x06_first\"\xe9\x01\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tengine_id\x18\x02 \x01(\t\x12\x0e\n\x06launch\x18\x03 \x01(\t\x12$\n\x04role\x18\x04 \x01(\x0e\x32\x16.kvpush.v1.ProcessRole\x12\x0c\n\x04rank\x18\x05 \x01(\r\x12\x12\n\nworld_size\x18\x06 \x01(\r\x12\x13\n\x0blocal_ranks\x18\x07 \x01(\r\x12+\n\x0b\x66ingerprint\x18\x08 \x01(\x0b\x32\x16.kvpush.v1.Fingerprint\x12\x10\n\x08software\x18\t \x01(\t\x12\x0f\n\x07process\x18\n \x01(\x0c\"w\n\x07Welcome\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x13\n\x0bincarnation\x18\x02 \x01(\x0c\x12\x10\n\x08lease_ms\x18\x03 \x01(\r\x12\x11\n\tpeer_host\x18\x04 \x01(\t\x12\x11\n\tpeer_port\x18\x05 \x01(\r\x12\x10\n\x08software\x18\x06 \x01(\t\"\xb5\x02\n\nEngineItem\x12\x30\n\rdescribe_pool\x18\x01 \x01(\x0b\x32\x17.kvpush.v1.DescribePoolH\x00\x12%\n\x07reserve\x18\x02 \x01(\x0b\x32\x12.kvpush.v1.ReserveH\x00\x12%\n\x07handoff\x18\x03 \x01(\x0b\x32\x12.kvpush.v1.HandoffH\x00\x12%\n\x07\x61\x64vance\x18\x04 \x01(\x0b\x32\x12.kvpush.v1.AdvanceH\x00\x12#\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x11.kvpush.v1.CancelH\x00\x12%\n\x07\x64\x65\x63line\x18\x06 \x01(\x0b\x32\x12.kvpush.v1.DeclineH\x00\x12,\n\x0b\x66irst_token\x18\x07 \x01(\x0b\x32\x15.kvpush.v1.FirstTokenH\x00\x42\x06\n\x04item\"B\n\x0c\x44\x65scribePool\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12!\n\x06layout\x18\x02 \x01(\x0b\x32\x11.kvpush.v1.Layout\">\n\rSenderAddress\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\"\xdb\x01\n\x07Reserve\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12)\n\x07senders\x18\x02 \x03(\x0b\x32\x18.kvpush.v1.SenderAddress\x12\r\n\x05start\x18\x03 \x01(\r\x12\x0b\n\x03\x65nd\x18\x04 \x01(\r\x12!\n\x06\x62locks\x18\x05 \x03(\x0b\x32\x11.kvpush.v1.Blocks\x12\x10\n\x08lease_ms\x18\x06 \x01(\r\x12\x10\n\x08priority\x18\x07 \x01(\x05\x12\r\n\x05label\x18\x08 \x01(\t\x12\x0e\n\x06prompt\x18\t \x01(\x0c\"%\n\x06Prompt\x12\x0b\n\x03\x65nd\x18\x01 \x01(\r\x12\x0e\n\x06\x64igest\x18\x02 \x01(\x0c\"\xc0\x01\n\x07Handoff\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12!\n\x06\x62locks\x18\x02 \x03(\x0b\x32\x11.kvpush.v1.Blocks\x12\x0c\n\x04seal\x18\x03 \x01(\r\x12\x10\n\x08lease_ms\x18\x04 \x01(\r\x12\x1a\n\x12receiver_engine_id\x18\x05 \x01(\t\x12\r\n\x05label\x18\x06 \x01(\t\x12\"\n\x07prompts\x18\x07 \x03(\x0b\x32\x11.kvpush.v1.Prompt\"\x85\x01\n\x07\x41\x64vance\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x13\n\x0b\x66irst_layer\x18\x02 \x01(\r\x12\x11\n\tend_layer\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r\x12\x1a\n\x12\x66inal_monotonic_ns\x18\x05 \x01(\x04\"\\\n\x06\x43\x61ncel\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1d\n\x04side\x18\x02 \x01(\x0e\x32\x0f.kvpush.v1.Side\x12\x0e\n\x06\x64\x65tail\x18\x03 \x01(\t\"Y\n\x07\x44\x65\x63line\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12)\n\x07senders\x18\x02 \x03(\x0b\x32\x18.kvpush.v1.SenderAddress\"B\n\nFirstToken\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x0f\n\x07unix_ns\x18\x02 \x01(\x04\"\xe7\x02\n\x0b\x45ngineEvent\x12*\n\npool_ready\x18\x01 \x01(\x0b\x32\x14.kvpush.v1.PoolReadyH\x00\x12%\n\x07matched\x18\x02 \x01(\x0b\x32\x12.kvpush.v1.MatchedH\x00\x12\x38\n\x11reservation_ended\x18\x03 \x01(\x0b\x32\x1b.kvpush.v1.ReservationEndedH\x00\x12>\n\x14reservation_released\x18\x04 \x01(\x0b\x32\x1e.kvpush.v1.ReservationReleasedH\x00\x12\x30\n\rhandoff_ended\x18\x05 \x01(\x0b\x32\x17.kvpush.v1.HandoffEndedH\x00\x12\'\n\x08rejected\x18\x06 \x01(\x0b\x32\x13.kvpush.v1.RejectedH\x00\x12\'\n\x08\x64raining\x18\x07 \x01(\x0b\x32\x13.kvpush.v1.DrainingH\x00\x42\x07\n\x05\x65vent\"\x1c\n\tPoolReady\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\"M\n\x07Matched\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1d\n\x04side\x18\x02 \x01(\x0e\x32\x0f.kvpush.v1.Side\"\x95\x01\n\x10ReservationEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12\x10\n\x08released\x18\x03 \x01(\x08\x12)\n\x06\x63ounts\x18\x04 \x01(\x0b\x32\x19.kvpush.v1.TransferCounts\":\n\x13ReservationReleased\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\"\x7f\n\x0cHandoffEnded\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault\x12)\n\x06\x63ounts\x18\x03 \x01(\x0b\x32\x19.kvpush.v1.TransferCounts\"o\n\x08Rejected\x12#\n\x03key\x18\x01 \x01(\x0b\x32\x16.kvpush.v1.TransferKey\x12\x1d\n\x04side\x18\x02 \x01(\x0e\x32\x0f.kvpush.v1.Side\x12\x1f\n\x05\x66\x61ult\x18\x03 \x01(\x0b\x32\x10.kvpush.v1.Fault\"\n\n\x08\x44raining\".\n\tPoolOffer\x12\r\n\x05token\x18\x01 \x01(\x0c\x12\x12\n\npool_bytes\x18\x02 \x01(\x04\">\n\nPoolAnswer\x12\x0f\n\x07pool_id\x18\x01 \x01(\x0c\x12\x1f\n\x05\x66\x61ult\x18\x02 \x01(\x0b\x32\x10.kvpush.v1.Fault*`\n\x0bProcessRole\x12\x1c\n\x18PROCESS_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16PROCESS_ROLE_SCHEDULER\x10\x01\x12\x17\n\x13PROCESS_ROLE_WORKER\x10\x02*@\n\x04Side\x12\x14\n\x10SIDE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSIDE_SENDER\x10\x01\x12\x11\n\rSIDE_RECEIVER\x10\x02\x32U\n\rEngineService\x12\x44\n\x07Session\x12\x19.kvpush.v1.SessionRequest\x1a\x1a.kvpush.v1.SessionResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvpush_client._proto.engine_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROCESSROLE']._serialized_start=2909
-  _globals['_PROCESSROLE']._serialized_end=3005
-  _globals['_SIDE']._serialized_start=3007
-  _globals['_SIDE']._serialized_end=3071
+  _globals['_PROCESSROLE']._serialized_start=3000
+  _globals['_PROCESSROLE']._serialized_end=3096
+  _globals['_SIDE']._serialized_start=3098
+  _globals['_SIDE']._serialized_end=3162
   _globals['_SESSIONREQUEST']._serialized_start=60
   _globals['_SESSIONREQUEST']._serialized_end=177
   _globals['_SESSIONRESPONSE']._serialized_start=179
@@ -51,37 +51,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SENDERADDRESS']._serialized_start=1042
   _globals['_SENDERADDRESS']._serialized_end=1104
   _globals['_RESERVE']._serialized_start=1107
-  _globals['_RESERVE']._serialized_end=1310
-  _globals['_HANDOFF']._serialized_start=1313
-  _globals['_HANDOFF']._serialized_end=1469
-  _globals['_ADVANCE']._serialized_start=1472
-  _globals['_ADVANCE']._serialized_end=1605
-  _globals['_CANCEL']._serialized_start=1607
-  _globals['_CANCEL']._serialized_end=1699
-  _globals['_DECLINE']._serialized_start=1701
-  _globals['_DECLINE']._serialized_end=1790
-  _globals['_FIRSTTOKEN']._serialized_start=1792
-  _globals['_FIRSTTOKEN']._serialized_end=1858
-  _globals['_ENGINEEVENT']._serialized_start=1861
-  _globals['_ENGINEEVENT']._serialized_end=2220
-  _globals['_POOLREADY']._serialized_start=2222
-  _globals['_POOLREADY']._serialized_end=2250
-  _globals['_MATCHED']._serialized_start=2252
-  _globals['_MATCHED']._serialized_end=2329
-  _globals['_RESERVATIONENDED']._serialized_start=2332
-  _globals['_RESERVATIONENDED']._serialized_end=2481
-  _globals['_RESERVATIONRELEASED']._serialized_start=2483
-  _globals['_RESERVATIONRELEASED']._serialized_end=2541
-  _globals['_HANDOFFENDED']._serialized_start=2543
-  _globals['_HANDOFFENDED']._serialized_end=2670
-  _globals['_REJECTED']._serialized_start=2672
-  _globals['_REJECTED']._serialized_end=2783
-  _globals['_DRAINING']._serialized_start=2785
-  _globals['_DRAINING']._serialized_end=2795
-  _globals['_POOLOFFER']._serialized_start=2797
-  _globals['_POOLOFFER']._serialized_end=2843
-  _globals['_POOLANSWER']._serialized_start=2845
-  _globals['_POOLANSWER']._serialized_end=2907
-  _globals['_ENGINESERVICE']._serialized_start=3073
-  _globals['_ENGINESERVICE']._serialized_end=3158
+  _globals['_RESERVE']._serialized_end=1326
+  _globals['_PROMPT']._serialized_start=1328
+  _globals['_PROMPT']._serialized_end=1365
+  _globals['_HANDOFF']._serialized_start=1368
+  _globals['_HANDOFF']._serialized_end=1560
+  _globals['_ADVANCE']._serialized_start=1563
+  _globals['_ADVANCE']._serialized_end=1696
+  _globals['_CANCEL']._serialized_start=1698
+  _globals['_CANCEL']._serialized_end=1790
+  _globals['_DECLINE']._serialized_start=1792
+  _globals['_DECLINE']._serialized_end=1881
+  _globals['_FIRSTTOKEN']._serialized_start=1883
+  _globals['_FIRSTTOKEN']._serialized_end=1949
+  _globals['_ENGINEEVENT']._serialized_start=1952
+  _globals['_ENGINEEVENT']._serialized_end=2311
+  _globals['_POOLREADY']._serialized_start=2313
+  _globals['_POOLREADY']._serialized_end=2341
+  _globals['_MATCHED']._serialized_start=2343
+  _globals['_MATCHED']._serialized_end=2420
+  _globals['_RESERVATIONENDED']._serialized_start=2423
+  _globals['_RESERVATIONENDED']._serialized_end=2572
+  _globals['_RESERVATIONRELEASED']._serialized_start=2574
+  _globals['_RESERVATIONRELEASED']._serialized_end=2632
+  _globals['_HANDOFFENDED']._serialized_start=2634
+  _globals['_HANDOFFENDED']._serialized_end=2761
+  _globals['_REJECTED']._serialized_start=2763
+  _globals['_REJECTED']._serialized_end=2874
+  _globals['_DRAINING']._serialized_start=2876
+  _globals['_DRAINING']._serialized_end=2886
+  _globals['_POOLOFFER']._serialized_start=2888
+  _globals['_POOLOFFER']._serialized_end=2934
+  _globals['_POOLANSWER']._serialized_start=2936
+  _globals['_POOLANSWER']._serialized_end=2998
+  _globals['_ENGINESERVICE']._serialized_start=3164
+  _globals['_ENGINESERVICE']._serialized_end=3249
 # @@protoc_insertion_point(module_scope)

@@ -364,6 +364,7 @@ class Reserve(google.protobuf.message.Message):
     LEASE_MS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     LABEL_FIELD_NUMBER: builtins.int
+    PROMPT_FIELD_NUMBER: builtins.int
     start: builtins.int
     """First position wanted."""
     end: builtins.int
@@ -374,6 +375,8 @@ class Reserve(google.protobuf.message.Message):
     """Larger goes first; 0 is usual."""
     label: builtins.str
     """For people: the engine's own request id."""
+    prompt: builtins.bytes
+    """Digest of what the positions below `end` are of, to compare with the sender's; empty = not compared."""
     @property
     def key(self) -> kvpush_client._proto.types_pb2.TransferKey:
         """The transfer."""
@@ -397,11 +400,34 @@ class Reserve(google.protobuf.message.Message):
         lease_ms: builtins.int = ...,
         priority: builtins.int = ...,
         label: builtins.str = ...,
+        prompt: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "end", b"end", "key", b"key", "label", b"label", "lease_ms", b"lease_ms", "priority", b"priority", "senders", b"senders", "start", b"start"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "end", b"end", "key", b"key", "label", b"label", "lease_ms", b"lease_ms", "priority", b"priority", "prompt", b"prompt", "senders", b"senders", "start", b"start"]) -> None: ...
 
 global___Reserve = Reserve
+
+@typing.final
+class Prompt(google.protobuf.message.Message):
+    """Prompt is the digest of what the positions below `end` are of. Engines make it; daemons compare."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    END_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    end: builtins.int
+    """One past the last position."""
+    digest: builtins.bytes
+    """Up to 32 bytes."""
+    def __init__(
+        self,
+        *,
+        end: builtins.int = ...,
+        digest: builtins.bytes = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "end", b"end"]) -> None: ...
+
+global___Prompt = Prompt
 
 @typing.final
 class Handoff(google.protobuf.message.Message):
@@ -417,6 +443,7 @@ class Handoff(google.protobuf.message.Message):
     LEASE_MS_FIELD_NUMBER: builtins.int
     RECEIVER_ENGINE_ID_FIELD_NUMBER: builtins.int
     LABEL_FIELD_NUMBER: builtins.int
+    PROMPTS_FIELD_NUMBER: builtins.int
     seal: builtins.int
     """One past the last position of the whole transfer; 0 = not yet known."""
     lease_ms: builtins.int
@@ -433,6 +460,10 @@ class Handoff(google.protobuf.message.Message):
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvpush_client._proto.types_pb2.Blocks]:
         """Blocks per group, to append."""
 
+    @property
+    def prompts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Prompt]:
+        """Up to 8. A receiver that wants positions up to one of these ends must have the same digest."""
+
     def __init__(
         self,
         *,
@@ -442,9 +473,10 @@ class Handoff(google.protobuf.message.Message):
         lease_ms: builtins.int = ...,
         receiver_engine_id: builtins.str = ...,
         label: builtins.str = ...,
+        prompts: collections.abc.Iterable[global___Prompt] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "key", b"key", "label", b"label", "lease_ms", b"lease_ms", "receiver_engine_id", b"receiver_engine_id", "seal", b"seal"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "key", b"key", "label", b"label", "lease_ms", b"lease_ms", "prompts", b"prompts", "receiver_engine_id", b"receiver_engine_id", "seal", b"seal"]) -> None: ...
 
 global___Handoff = Handoff
 

@@ -377,6 +377,7 @@ class Announce(google.protobuf.message.Message):
     END_FIELD_NUMBER: builtins.int
     BLOCKS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
+    PROMPT_FIELD_NUMBER: builtins.int
     incarnation: builtins.bytes
     """The receiving engine's incarnation, as described before."""
     sender_engine_id: builtins.str
@@ -387,6 +388,8 @@ class Announce(google.protobuf.message.Message):
     """One past the last position wanted."""
     priority: builtins.int
     """Larger goes first."""
+    prompt: builtins.bytes
+    """Digest of what the positions below `end` are of; empty = not compared."""
     @property
     def key(self) -> kvpush_client._proto.types_pb2.TransferKey:
         """The transfer, with the receiver's attempt."""
@@ -405,9 +408,10 @@ class Announce(google.protobuf.message.Message):
         end: builtins.int = ...,
         blocks: collections.abc.Iterable[kvpush_client._proto.types_pb2.Blocks] | None = ...,
         priority: builtins.int = ...,
+        prompt: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["key", b"key"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "end", b"end", "incarnation", b"incarnation", "key", b"key", "priority", b"priority", "sender_engine_id", b"sender_engine_id", "start", b"start"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["blocks", b"blocks", "end", b"end", "incarnation", b"incarnation", "key", b"key", "priority", b"priority", "prompt", b"prompt", "sender_engine_id", b"sender_engine_id", "start", b"start"]) -> None: ...
 
 global___Announce = Announce
 

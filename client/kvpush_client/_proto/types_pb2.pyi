@@ -104,6 +104,8 @@ class _ReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTyp
     """A descriptor of the pool was refused; the detail says why."""
     REASON_CORRUPTED: _Reason.ValueType  # 23
     """What landed is not what was sent."""
+    REASON_PROMPT_MISMATCH: _Reason.ValueType  # 24
+    """The two halves are of other prompts."""
 
 class Reason(_Reason, metaclass=_ReasonEnumTypeWrapper):
     """Reason is the machine-readable part of every refusal and every end that is not a success."""
@@ -156,6 +158,8 @@ REASON_BAD_MEMORY: Reason.ValueType  # 22
 """A descriptor of the pool was refused; the detail says why."""
 REASON_CORRUPTED: Reason.ValueType  # 23
 """What landed is not what was sent."""
+REASON_PROMPT_MISMATCH: Reason.ValueType  # 24
+"""The two halves are of other prompts."""
 global___Reason = Reason
 
 @typing.final

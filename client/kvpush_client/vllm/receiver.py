@@ -19,6 +19,7 @@ from kvpush_client.events import Fault, Reason, ReservationEnded, ReservationRel
 from kvpush_client.items import Sender
 from kvpush_client.layout import Blocks
 from kvpush_client.vllm.params import Receive
+from kvpush_client.vllm.prompt import digest
 from kvpush_client.vllm.references import References
 
 _REMEMBERED = 8192
@@ -43,6 +44,7 @@ class Desk(Protocol):
         lease: float | None = None,
         priority: int = 0,
         label: str = "",
+        prompt: bytes = b"",
     ) -> None:
         """Promise blocks."""
 
@@ -165,6 +167,7 @@ class Receiver:
             lease=self._lease,
             priority=-int(wanted.request.priority),  # vLLM's smaller number goes first
             label=request_id,
+            prompt=digest(wanted.request.prompt_token_ids, end),
         )
 
     def _compute_locally(self, wanted: _Wanted) -> None:

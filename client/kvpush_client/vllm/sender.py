@@ -17,9 +17,11 @@ from logging import Logger
 from typing import Any, Protocol
 
 from kvpush_client.events import Fault, HandoffEnded, Matched, Side, TransferKey
+from kvpush_client.items import Prompt
 from kvpush_client.layout import Blocks
 from kvpush_client.vllm.metadata import Progress
 from kvpush_client.vllm.params import Send
+from kvpush_client.vllm.prompt import digests
 from kvpush_client.vllm.references import References
 from kvpush_client.vllm.writers import Writers
 
@@ -44,6 +46,7 @@ class Desk(Protocol):
         lease: float | None = None,
         receiver_engine_id: str = "",
         label: str = "",
+        prompts: Sequence[Prompt] = (),
     ) -> None:
         """Open, append, seal."""
 
@@ -146,9 +149,9 @@ class Sender:
         self._open[outgoing.request.request_id] = outgoing
         self._handoffs[outgoing.key] = _Handoff(outgoing.send.transfer_id)
         self._transfers[outgoing.send.transfer_id] = self._transfers.get(outgoing.send.transfer_id, 0) + 1
-        self._say(outgoing, [])
+        self._say(outgoing, [], digests(outgoing.request.prompt_token_ids))
 
-    def _say(self, outgoing: _Outgoing, blocks: Sequence[Blocks]) -> None:
+    def _say(self, outgoing: _Outgoing, blocks: Sequence[Blocks], prompts: Sequence[Prompt] = ()) -> None:
         self._desk.handoff(
             outgoing.key,
             blocks,
@@ -156,6 +159,7 @@ class Sender:
             lease=self._lease,
             receiver_engine_id=outgoing.send.receiver_engine_id,
             label=outgoing.request.request_id,
+            prompts=prompts,
         )
 
     def step(self, scheduled: Scheduled) -> list[Progress]:
