@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+# What vLLM adds to the engine_id that it was given, for each engine of a data-parallel server.
+_RANK = re.compile(r"_dp\d+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,16 @@ class Coordinates:
     host: str
     port: int
     tp_size: int | None = None
+
+    @property
+    def base(self) -> str:
+        """The engine_id that the server was started with."""
+        return _RANK.sub("", self.engine_id)
+
+    @property
+    def parallel(self) -> bool:
+        """The engine is one of a data-parallel server's."""
+        return self.base != self.engine_id
 
     @classmethod
     def from_params(cls, params: object) -> Coordinates | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvpush_router.coordinates import Coordinates
+from kvpush_router.ranks import Ranks
 
 REST_SECONDS = 5.0
 """So long an engine that did not answer is asked only when all others rest too."""
@@ -22,11 +23,11 @@ class EngineSpec:
 
 
 class Engine:
-    """One engine: its URL, how many requests it has now, and where its KV is found."""
+    """What answers at one URL: how many requests it has now, and which engines are behind it."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.url = spec.url
-        self.coordinates = spec.coordinates
+        self.ranks = Ranks(spec.coordinates)
         self.busy = 0
         self.rests_until = 0.0
 
@@ -39,13 +40,10 @@ class Engine:
         finally:
             self.busy -= 1
 
-    def learn(self, params: object) -> None:
-        """Takes the coordinates out of what the engine returned, so that a restarted engine heals."""
-        self.coordinates = Coordinates.from_params(params) or self.coordinates
-
     def rest(self, now: float) -> None:
         """Notes that the engine did not answer at `now`."""
         self.rests_until = now + REST_SECONDS
+        self.ranks.doubt()
 
 
 class Fleet:

@@ -124,7 +124,8 @@ def parse(arguments: Sequence[str] | None = None) -> Flags:
         action=_EnginesAction,
         metavar="URL[,engine=ID,daemon=HOST:PORT][,URL...]",
         help="prefill engines, one URL per engine. engine= and daemon= are its engine id and where its "
-        "kvpushd listens for peers; without them both are learned from the engine's first answer",
+        "kvpushd listens for peers; without them both are learned from the engine's first answer. Leave them "
+        "out where it has --data-parallel-size: its engines are learned one by one",
     )
     parser.add_argument(
         "--decode", required=True, action=_EnginesAction, metavar="URL[,URL...]", help="decode engines"

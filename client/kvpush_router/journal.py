@@ -22,6 +22,8 @@ class Entry:
     why: str = ""
     """Why the mode is not `both`, or what went wrong."""
     prefill: str = ""
+    rank: int | None = None
+    """Which engine of a data-parallel prefill server was asked for."""
     prefill_status: int | None = None
     decode: str = ""
     status: int | None = None

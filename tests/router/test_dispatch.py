@@ -4,24 +4,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp import ClientError
 
 from kvpush_router.coordinates import Coordinates
-from tests.router.tiny_engine import DEADLINE, Bench, TinyEngine, bench, prefill_answer
+from tests.router.tiny_engine import ASK, DEADLINE, Bench, TinyEngine, bench, prefill_answer, run
 
 KNOWN = Coordinates("p0", "10.0.0.1", 7766)
-ASK = {"model": "m", "prompt": "a b c", "max_tokens": 7}
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(60):
-            await test()
-
-    asyncio.run(bounded())
 
 
 def nobody() -> str:
@@ -99,10 +89,15 @@ def test_a_restarted_prefill_engine_is_found_again_after_one_request() -> None:
         async with bench([p], [d]) as router:
             await router.ask(ASK)
             p.answer = prefill_answer("p1", 7767)
-            await router.ask(ASK)
+            d.gate.clear()
+            asked = asyncio.create_task(router.ask(ASK))
+            # What the decode engine was told is gone: it is not left waiting for it.
+            await d.wait_for(3)
+            d.gate.set()
+            await asked
             await router.ask(ASK)
         engines = [seen.body["kv_transfer_params"]["remote_engine_id"] for seen in d.seen]
-        assert engines == ["p0", "p0", "p1"]
+        assert engines == ["p0", "p0", "p1", "p1"]
 
     run(body)
 

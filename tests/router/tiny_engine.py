@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import ClientSession, web
 
@@ -19,6 +20,15 @@ from kvpush_router.journal import Journal
 from kvpush_router.proxy import Proxy
 
 DEADLINE = 30.0
+ASK = {"model": "m", "prompt": "a b c", "max_tokens": 7}
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(60):
+            await test()
+
+    asyncio.run(bounded())
 
 
 @dataclass
@@ -32,10 +42,13 @@ class Seen:
     aborted: bool = False
 
 
+Answering: TypeAlias = Callable[[Seen], Mapping[str, Any]]
+
+
 class TinyEngine:
     """Records what it gets; answers as it is told. Its gate is open unless a test closes it."""
 
-    def __init__(self, answer: Callable[[Seen], Mapping[str, Any]] | None = None, status: int = 200) -> None:
+    def __init__(self, answer: Answering | None = None, status: int = 200) -> None:
         self.answer = answer or (lambda seen: {"choices": [{"text": "hello"}]})
         self.status = status
         self.gate = asyncio.Event()
@@ -85,7 +98,7 @@ class TinyEngine:
         return response
 
 
-def prefill_answer(engine_id: str = "p0", port: int = 7766) -> Callable[[Seen], Mapping[str, Any]]:
+def prefill_answer(engine_id: str = "p0", port: int = 7766) -> Answering:
     def answer(seen: Seen) -> Mapping[str, Any]:
         asked = seen.body["kv_transfer_params"]
         return {
@@ -101,6 +114,24 @@ def prefill_answer(engine_id: str = "p0", port: int = 7766) -> Callable[[Seen], 
                 "transfer_id": asked["transfer_id"],
             },
         }
+
+    return answer
+
+
+def parallel_answer(count: int, *, base: str = "p", first: int = 0) -> Answering:
+    """A data-parallel server's, which takes its engines in turn where no rank is asked for.
+
+    Its engines are named from `first` on, as under vLLM's hybrid load balancing.
+    """
+    turns = itertools.count()
+
+    def answer(seen: Seen) -> Mapping[str, Any]:
+        asked = seen.headers.get("X-data-parallel-rank")
+        rank = next(turns) % count if asked is None else int(asked)
+        if rank >= count:
+            text = f'{{"error": {{"message": "data_parallel_rank {rank} is out of range [0, {count})."}}}}'
+            raise web.HTTPBadRequest(text=text)
+        return prefill_answer(f"{base}_dp{first + rank}")(seen)
 
     return answer
 
