@@ -45,7 +45,9 @@ def compare(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
         f"{name} is {_said(mine, name)} here and {_said(theirs, name)} there" for name in names[:_NAMED]
     )
     more = f"; {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    raise FingerprintMismatch(f"{said}{more}: both engines must run the same model with the same KV settings")
+    raise FingerprintMismatch(
+        f"{said}{more}: where these differ, the KV of one engine means nothing in the other"
+    )
 
 
 def _said(fields: Mapping[str, str], name: str) -> str:

@@ -17,9 +17,11 @@ END = 4 * BLOCK
 FIELDS = {
     "protocol": ("1", "2"),
     "model": ("3f2a", "77c1"),
-    "compute": ("bfloat16 unquantized", "bfloat16 awq"),
+    "compute": ("bfloat16 unquantized Qwen3ForCausalLM", "bfloat16 awq Qwen3ForCausalLM"),
     "adapter": ("none", 'default {"image": "/adapters/x"}'),
-    "kv_dtype": ("bfloat16 none", "float16 none"),
+    "draft": ("none", "draft_model bfloat16 unquantized Qwen3ForCausalLM 8c1d"),
+    "max_model_len": ("short factors of longrope", "long factors of longrope"),
+    "kv_dtype": ("uint8 fp8_per_tensor fp8_e4m3", "uint8 fp8_per_tensor fp8_e5m2"),
     "kv_scales": ("checkpoint", "calculated by engine P"),
     "attention": ("CPU_ATTN isa=amx", "CPU_ATTN isa=vec"),
     "rope": ('{"rope_theta": 10000.0}', '{"rope_theta": 20000.0}'),

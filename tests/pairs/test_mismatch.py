@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Engines of the same shape whose KV means something else: refused, and the reason says what differs."""
 
+import json
 import secrets
 
 import pytest
@@ -10,6 +11,43 @@ from testing.clockwork import checkpoint
 from testing.engines import answer, launch, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def subtle(harness, nodes, tmp_path_factory):
+    """A D, and engines on P's node that run its model by other arguments, by the field that differs."""
+    a, b = nodes
+    model = checkpoint.write(tmp_path_factory.mktemp("models") / "long", checkpoint.Geometry())
+    config = json.loads((model / "config.json").read_text())
+    ones = [1.0] * 32
+    scaling = {"rope_type": "longrope", "short_factor": ones, "long_factor": ones, "factor": 4.0}
+    config["rope_parameters"] = {"rope_theta": 1e4, "original_max_position_embeddings": 512} | scaling
+    (model / "config.json").write_text(json.dumps(config))
+    usual = {"kv_cache_dtype": "fp8_e4m3", "max_model_len": 1024}
+    with (
+        launch(harness, "subtle-D", "kv_consumer", b, model, **usual) as d,
+        launch(harness, "length", "kv_producer", a, model, **usual | {"max_model_len": 512}) as length,
+        launch(harness, "format", "kv_producer", a, model, **usual | {"kv_cache_dtype": "fp8_e5m2"}) as kind,
+        launch(harness, "same", "kv_producer", a, model, kv_cache_dtype="fp8", max_model_len=2048) as same,
+    ):
+        for engine in (d, length, kind, same):
+            engine.ready(240)
+        named = {"max_model_len": length, "kv_dtype": kind, "": same}
+        yield {field: Pair(Side(engine, a), Side(d, b)) for field, engine in named.items()}
+
+
+def test_arguments_that_change_what_kv_means_are_named_and_others_may_differ(subtle):
+    for field, pair in subtle.items():
+        tokens = prompt(100, field)
+        legs = pair.at_once(tokens)
+        output = legs.right()
+        detail = pair.received(legs.transfer_id).fault.detail
+        if field:
+            assert output.external_cached_tokens == 0
+            assert detail.startswith(f"{field} is "), detail
+            assert "; " not in detail, detail
+        else:
+            assert output.external_cached_tokens == 99, detail
 
 
 @pytest.fixture(scope="module")

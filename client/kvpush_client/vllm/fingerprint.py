@@ -1,26 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be equal in two engines for the KV of one to mean the same in the other.
 
-Where the model lies does not matter, only what it is. Nothing here reads a whole checkpoint: of a weights
-file its size, its header and a few samples of its bytes count, which tell a fine-tune from its base.
+Where the model lies does not matter, only what it is.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
+
+from kvpush_client.vllm.checkpoint import canonical, model_identity
+from kvpush_client.vllm.length import effect_of_length
 
 PROTOCOL = "1"
 """Of the connector: changes whenever two connectors of different versions would not understand each other."""
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
-_SAMPLES = 8
-_SAMPLE_BYTES = 4096
-_MAX_HEADER = 4 << 20
 _ROPE_KEYS = (
     "rope_parameters",
     "rope_scaling",
@@ -32,8 +26,7 @@ _ROPE_KEYS = (
     "qk_rope_head_dim",
 )
 _UNSCALED = frozenset({"auto", "bfloat16", "float16", "float32"})
-# What a configuration says about where it came from, or who wrote it.
-_PROVENANCE = frozenset({"_name_or_path", "transformers_version", "_commit_hash", "name_or_path"})
+_ALIASES = {"fp8": "fp8_e4m3"}
 
 
 def fingerprint_of(
@@ -48,37 +41,40 @@ def fingerprint_of(
     return {
         "protocol": protocol,
         "model": model_identity(model, vllm_config.load_config),
-        "compute": f"{_dtype(model.dtype)} {model.quantization or 'unquantized'}",
+        "compute": compute(model),
         "adapter": adapter_identity(vllm_config.lora_config),
+        "draft": draft_identity(vllm_config),
+        "max_model_len": effect_of_length(model),
         "kv_dtype": kv_dtypes(kv_cache_config, layers),
         "kv_scales": scales_source(cache, str(vllm_config.kv_transfer_config.engine_id)),
         "attention": _summary(attention_packing(layer) for layer in layers.values()),
-        "rope": _canonical({key: getattr(text, key, None) for key in _ROPE_KEYS}),
+        "rope": canonical({key: getattr(text, key, None) for key in _ROPE_KEYS}),
         "head_size": _summary(str(getattr(layer, "head_size", "?")) for layer in layers.values()),
     }
 
 
-def model_identity(model: Any, load: Any) -> str:
-    """What the model is: a hash over its configuration and weights, or the commit of a hub's snapshot."""
-    overrides = model.hf_overrides if isinstance(model.hf_overrides, Mapping) else repr(model.hf_overrides)
-    parts: list[str] = [_canonical(_without_provenance(_configuration(model))), _canonical(overrides)]
-    folder = Path(model.model)
-    commit = getattr(model.hf_config, "_commit_hash", None)
-    if str(load.load_format) == "dummy":
-        parts.append(f"dummy weights from seed {model.seed}")
-    elif folder.is_dir():
-        parts.extend(_weights(folder))
-    elif commit:
-        parts.append(f"commit {commit}")
-    else:
-        parts.append(f"{folder.name} at {model.revision}")
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def compute(model: Any) -> str:
+    """What a model's layers compute in, and which of vLLM's implementations of them does."""
+    said = f"{_dtype(model.dtype)} {model.quantization or 'unquantized'} {model.architecture}"
+    # How weights are quantized while they are loaded, and classes in the place of others.
+    told = [value for value in (model.quantization_config, model.model_class_overrides) if value]
+    return f"{said} {canonical(told)}" if told else said
+
+
+def draft_identity(vllm_config: Any) -> str:
+    """The draft model whose layers lie in the KV cache too; "none" where speculation is off or needs none."""
+    speculation = vllm_config.speculative_config
+    if speculation is None or not speculation.uses_draft_kv_cache():
+        return "none"
+    draft = speculation.draft_model_config
+    load = speculation.draft_load_config or vllm_config.load_config
+    return f"{speculation.method} {compute(draft)} {model_identity(draft, load)}"
 
 
 def adapter_identity(lora: Any) -> str:
     """Requests with an adapter of their own aren't transferred; an adapter that all requests bear counts."""
     defaults = getattr(lora, "default_mm_loras", None)
-    return f"default {_canonical(defaults)}" if defaults else "none"
+    return f"default {canonical(defaults)}" if defaults else "none"
 
 
 def scales_source(cache: Any, engine_id: str) -> str:
@@ -98,50 +94,18 @@ def attention_packing(layer: Any) -> str:
     return f"{name} isa={isa}" if isa else name
 
 
-def kv_dtypes(kv_cache_config: Any, layers: Iterable[str]) -> str:
+def kv_dtypes(kv_cache_config: Any, layers: Mapping[str, Any]) -> str:
     """How the cells of these layers are stored."""
     dtypes = set()
     for group in kv_cache_config.transfer_groups:
         for name in set(layers).intersection(group.layer_names):
             spec = getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
-            dtypes.add(f"{_dtype(spec.dtype)} {spec.kv_quant_mode.name.lower()}")
+            stored = [_dtype(spec.dtype), spec.kv_quant_mode.name.lower()]
+            # Formats of one width look alike, above all fp8's two.
+            asked = str(getattr(layers[name], "kv_cache_dtype", "auto"))
+            stored += [] if asked in _UNSCALED else [_ALIASES.get(asked, asked)]
+            dtypes.add(" ".join(stored))
     return _summary(dtypes)
-
-
-def _configuration(model: Any) -> Any:
-    """As it lies in the model's folder; vLLM changes its own copy to suit the engine."""
-    path = Path(model.model) / "config.json"
-    if path.is_file():
-        return json.loads(path.read_bytes())
-    return model.hf_config.to_dict()
-
-
-def _without_provenance(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _without_provenance(v) for k, v in value.items() if k not in _PROVENANCE}
-    return value
-
-
-def _weights(folder: Path) -> list[str]:
-    paths = sorted({path for pattern in _WEIGHTS for path in folder.glob(pattern)})
-    return [f"{path.name} {path.stat().st_size} {_sampled(path)}" for path in paths]
-
-
-def _sampled(path: Path) -> str:
-    """A hash over the header and evenly spread samples of a file."""
-    digest = hashlib.sha256()
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(fd).st_size
-        header = 8 + int.from_bytes(os.pread(fd, 8, 0), "little") if path.suffix == ".safetensors" else 0
-        digest.update(os.pread(fd, min(header, _MAX_HEADER), 0))
-        for sample in range(_SAMPLES):
-            # The first begins at the start of the data, the last ends with it.
-            offset = header + max(0, size - header - _SAMPLE_BYTES) * sample // (_SAMPLES - 1)
-            digest.update(os.pread(fd, _SAMPLE_BYTES, offset))
-    finally:
-        os.close(fd)
-    return digest.hexdigest()
 
 
 def _dtype(dtype: Any) -> str:
@@ -150,9 +114,3 @@ def _dtype(dtype: Any) -> str:
 
 def _summary(values: Iterable[str]) -> str:
     return ", ".join(sorted(set(values)))
-
-
-def _canonical(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    # The daemon keeps and compares short values only.
-    return text if len(text) <= 512 else hashlib.sha256(text.encode()).hexdigest()
