@@ -55,10 +55,18 @@ def _check(loaded: config.Loaded) -> int:
 
     settings = loaded.settings
     try:
-        tls.choose(settings.tls, insecure=settings.insecure_peers, allowed=settings.allowed_peers)
+        security = tls.choose(
+            settings.tls,
+            insecure=settings.insecure_peers,
+            allowed=settings.allowed_peers,
+            node=settings.node,
+            host=settings.advertised_host,
+        )
     except ConfigError as error:
         sys.stderr.write(f"kvpushd: {error}\n")
         return 2
+    for doubt in security.doubts():
+        sys.stderr.write(f"kvpushd: warning: {doubt}\n")
     sys.stdout.write(config.describe(loaded) + "\n")
     return 0
 

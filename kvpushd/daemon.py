@@ -110,7 +110,11 @@ class Daemon:
             stack.callback(os.close, held)
 
             self._security = tls.choose(
-                settings.tls, insecure=settings.insecure_peers, allowed=settings.allowed_peers
+                settings.tls,
+                insecure=settings.insecure_peers,
+                allowed=settings.allowed_peers,
+                node=settings.node,
+                host=settings.advertised_host,
             )
             self._metrics = Metrics(CollectorRegistry(), settings.node, version("kvpushd"))
             traces = open_traces(settings.otlp_endpoint, settings.node, version("kvpushd"))
@@ -162,6 +166,7 @@ class Daemon:
             tasks.start(hub.tick(TICK, IDLE_TICK))
             tasks.start(self._metrics.watch_loop())
             tasks.start(self._floor.watch())
+            tasks.start(self._security.watch())
             tasks.start(self._notify.watch(self._is_well))
             # What the start made lives as long as the process: the collector need not look at it again.
             gc.freeze()

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 import tomllib
 from pathlib import Path
 
 import pytest
+import trustme
 
 from kvpushd import __main__, defaults
 from kvpushd.config import (
@@ -253,6 +255,36 @@ def test_check_config_reads_the_files_that_settings_name(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith(f"kvpushd: tls: {wrong.format(ca=ca, cert=cert)}")
+
+
+def test_check_config_holds_the_nodes_certificate_against_what_peers_will_ask_of_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority, now = trustme.CA(), datetime.datetime.now(datetime.UTC)
+    files = {part: tmp_path / f"{part}.pem" for part in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(str(files["ca"]))
+    flags = ["--node=n.nodes", "--advertised-host=10.0.0.7"]
+    flags += [f"--tls-{part}={file}" for part, file in files.items()]
+
+    def check(*names: str, days: float = 1000) -> tuple[int, str]:
+        made = authority.issue_cert(*names, not_after=now + datetime.timedelta(days=days))
+        made.cert_chain_pems[0].write_to_path(str(files["cert"]))
+        made.private_key_pem.write_to_path(str(files["key"]))
+        status = __main__.main(["--check-config", *flags], {})
+        captured = capsys.readouterr()
+        assert bool(captured.out) is (status == 0)
+        return status, captured.err
+
+    assert check("n.nodes", "10.0.0.7") == (0, "")
+    for names, days, status, words in (
+        (("n.nodes", "10.0.0.7"), -1, 2, "kvpushd: tls: {cert}, or what signed it, does not hold"),
+        (("m.nodes", "10.0.0.7"), 1000, 2, "kvpushd: tls: {cert} is for 'm.nodes', '10.0.0.7', and this"),
+        (("n.nodes", "10.0.0.7"), 3, 0, "kvpushd: warning: tls: {cert} expires "),
+        (("n.nodes",), 1000, 0, "kvpushd: warning: tls: {cert} is for 'n.nodes', without advertised_host"),
+    ):
+        found, said = check(*names, days=days)
+        assert (found, said.count("\n")) == (status, 1), said
+        assert said.startswith(words.format(**files))
 
 
 def test_what_check_config_prints_is_a_file_that_means_the_same(tmp_path: Path) -> None:

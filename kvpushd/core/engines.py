@@ -35,6 +35,15 @@ class Engine:
             self.bytes_per_position.update(bytes_per_position(layout))
         self.mapped.add(rank)
 
+    def lacks(self, rank: int, first: int, end: int | None) -> str | None:
+        """Says so where a rank's pool is known and does not have layers [first, end), or these are none. An
+        `end` of None is the pool's."""
+        layers = len(self.pools[rank].layers) if rank in self.pools else None
+        if layers is None or 0 <= first < (layers if end is None else end) <= layers:
+            return None
+        said = f"layers [{first}, {'end' if end is None else end})"
+        return f"rank {rank} of engine {self.engine_id} advanced {said}; its pool has layers [0, {layers})"
+
     def takes(self, positions: int) -> int:
         """The least bytes in which so many positions come, from a block's first one on: without what sliding
         windows keep of them."""

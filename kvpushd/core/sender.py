@@ -153,6 +153,16 @@ class Sender:
         if engine is None or engine.left:
             return
         handoff = self._handoffs.get(half)
+        wrong = engine.lacks(event.rank, event.first_layer, event.end_layer)
+        if wrong is not None:
+            # That ends it, where a wrong item of the scheduler's is as if it had not been said: nobody would
+            # say what the worker meant to, and both sides would wait for it.
+            fault = Fault(Reason.INVALID, wrong)
+            if handoff is not None:
+                self._transfers.end(handoff, fault, now)
+            elif self._transfers.ended.dig(half) is None:
+                self._cancelled_early.bury(half, fault, now)
+            return
         if handoff is None:
             if self._transfers.ended.dig(half) is None and not self._early.note(event, engine, now):
                 detail = f"engine {engine.engine_id} has advanced {self._limits.early_per_engine} handoffs "

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import resource
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, Protocol
@@ -25,6 +26,12 @@ from kvpushd.rpc.terms import Terms, check_hello
 from kvpushd.rpc.tls import PeerSecurity
 
 _InWire = Wire[peer_pb2.SenderItem, peer_pb2.ReceiverItem]
+
+HANDSHAKE = 10.0
+"""Seconds that a connection has for its handshake; who dials gives it connect_timeout, 5 s."""
+IDLE = 60.0
+"""Seconds that a connection may be open without a call. A link is one."""
+MOST_CONNECTIONS = 4096
 
 
 class InLink:
@@ -187,7 +194,13 @@ async def serve_peers(
     """
     server = grpc.aio.server(
         interceptors=(status.Decoding(service.refused),),
-        options=(*terms.options(), ("grpc.so_reuseport", 0)),
+        options=(
+            *terms.options(),
+            ("grpc.so_reuseport", 0),
+            ("grpc.server_handshake_timeout_ms", round(1000 * min(HANDSHAKE, 2 * terms.connect_timeout))),
+            ("grpc.max_connection_idle_ms", round(1000 * IDLE)),
+            ("grpc.max_allowed_incoming_connections", _most_connections()),
+        ),
         # Links are few and live long; more calls than that are no peer's.
         maximum_concurrent_rpcs=4096,
     )
@@ -196,6 +209,13 @@ async def serve_peers(
     port = security.listen(server, address)
     await server.start()
     return server, port
+
+
+def _most_connections() -> int:
+    """Else strangers, whom nothing keeps from connecting, could hold the descriptors that the node's engines
+    need. A peer costs about eight in all: a quarter is more connections than there can be peers."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MOST_CONNECTIONS, files // 4))
 
 
 def _plain(peer: str) -> str:

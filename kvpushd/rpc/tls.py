@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import os
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +20,14 @@ import grpc.aio
 import structlog
 
 from kvpushd.errors import ConfigError, Forbidden, Unreachable
+from kvpushd.logs import Sparing
+from kvpushd.rpc.papers import Papers, covers, listed, names_of, stamp_of
 
 Options = Sequence[tuple[str, Any]]
+LOOK = 3600.0
+"""Seconds between looks at this node's own certificate."""
+_ANSWER = 1.0
+"""Seconds in which a peer that took this node's certificate says its first word. Else it counts as taken."""
 
 
 class PeerSecurity(Protocol):
@@ -46,9 +51,28 @@ class PeerSecurity(Protocol):
     def admit(self, node: str, names: Sequence[str]) -> None:
         """Raises Forbidden if whoever has proven `names` may not be here, or may not call itself `node`."""
 
+    def doubts(self) -> list[str]:
+        """What peers don't like about what this node shows of itself, or soon will not; for people."""
+
+    async def watch(self) -> None:
+        """Logs the doubts in time. Runs until it is cancelled, or returns if there never will be any."""
+
+
+class _NothingShown:
+    """Of what proves nothing, nothing can go wrong."""
+
+    __slots__ = ()
+
+    def doubts(self) -> list[str]:
+        """None."""
+        return []
+
+    async def watch(self) -> None:
+        """Nothing to look at."""
+
 
 @dataclass(frozen=True, slots=True)
-class NoPeers:
+class NoPeers(_NothingShown):
     """Neither certificates nor insecure_peers: engines of this node only."""
 
     word = "none"
@@ -72,7 +96,7 @@ class NoPeers:
 
 
 @dataclass(frozen=True, slots=True)
-class InsecurePeers:
+class InsecurePeers(_NothingShown):
     """Links without certificates. The allowed names keep strays apart; they stop nobody."""
 
     allowed: tuple[str, ...]
@@ -95,32 +119,31 @@ class InsecurePeers:
         _allow((node,), self.allowed)
 
 
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The three files as they were read at one moment."""
-
-    ca: bytes
-    cert: bytes
-    key: bytes
-    context: ssl.SSLContext
-    stamp: tuple[tuple[int, int, int], ...]
-
-
 class MutualTls:
     """Both sides show a certificate that `ca` signed.
 
     The files are read again when they change: at each handshake on the port, and at each dial. Files that
-    don't fit each other (a rotation half done) change nothing: the former ones stay in use.
+    don't fit each other (a rotation half done), or that no peer would take, change nothing: the former ones
+    stay in use.
     """
 
     word = "mtls"
 
-    def __init__(self, ca: Path, cert: Path, key: Path, allowed: Sequence[str]) -> None:
-        """Raises ConfigError if a file can't be read, or if the files don't fit each other."""
+    def __init__(
+        self, ca: Path, cert: Path, key: Path, allowed: Sequence[str], *, node: str = "", host: str = ""
+    ) -> None:
+        """For the node of this name, which others dial as `host`.
+
+        Raises ConfigError if a file can't be read, if the files don't fit each other, or if no peer will take
+        them for the node's. One that is not valid yet is taken: the clock may not be right yet.
+        """
         self._paths = (ca, cert, key)
         self._allowed = tuple(allowed)
+        self._node, self._host = node, host
         self._log = structlog.get_logger("kvpushd.tls")
-        self._files = self._read()
+        self._sparing = Sparing(self._log)
+        self._files = Papers.read(self._paths)
+        self._files.check(node, now=False)
 
     def listen(self, server: grpc.aio.Server, address: str) -> int:
         """As the contract says."""
@@ -159,64 +182,61 @@ class MutualTls:
         _allow((node, *names), self._allowed)
         if not any(covers(name, node) for name in names):
             raise Forbidden(
-                f"the node calls itself {node!r}, its certificate {_listed(names)}: "
+                f"the node calls itself {node!r}, its certificate {listed(names)}: "
                 "set `node` to a name of the certificate"
             )
 
-    async def _certified_names(self, address: str, files: _Files) -> tuple[str, ...]:
+    async def _certified_names(self, address: str, files: Papers) -> tuple[str, ...]:
         # gRPC verifies that the certificate covers the host, but does not show a client the certificate.
         # So it is read by a handshake of its own, which verifies the same.
         host, port = split(address)
         try:
-            _, writer = await asyncio.open_connection(host, port, ssl=files.context, server_hostname=host)
+            reader, writer = await asyncio.open_connection(host, port, ssl=files.dials, server_hostname=host)
         except ssl.SSLCertVerificationError as error:
             raise Forbidden(f"{address} does not prove that it is {host}: {error.verify_message}") from error
         except ssl.SSLError as error:
             raise Unreachable(f"no TLS with {address}: {error.reason or error}") from error
         except OSError as error:
             raise Unreachable(f"can't connect to {address}: {error.strerror or error}") from error
-        shown = writer.get_extra_info("peercert")
-        writer.transport.abort()
-        names = tuple(name for _, name in shown.get("subjectAltName", ()))
-        common = tuple(
-            value for part in shown.get("subject", ()) for key, value in part if key == "commonName"
-        )
-        return names or common
-
-    def _current(self) -> _Files:
         try:
-            if self._stamp() != self._files.stamp:
-                self._files = self._read()
+            shown = writer.get_extra_info("peercert")
+            if not await _taken(reader):
+                raise Unreachable(f"{address} does not take this node's certificate: {self._why(files)}")
+        finally:
+            writer.transport.abort()
+        return names_of(shown)
+
+    def _why(self, files: Papers) -> str:
+        """Why a peer might not, as far as this node can see."""
+        try:
+            files.check(self._node)
+        except ConfigError as error:
+            return str(error)
+        return "here it is good; does the peer's `ca` have who signed it, and is its clock right?"
+
+    def doubts(self) -> list[str]:
+        """As the contract says."""
+        return self._current().doubts(self._node, self._host)
+
+    async def watch(self) -> None:
+        """As the contract says: each once a day."""
+        sparing = Sparing(self._log, interval=86400 - LOOK / 2)
+        while True:
+            for doubt in self.doubts():
+                sparing.warning(doubt, "this node's certificate", doubt=doubt)
+            await asyncio.sleep(LOOK)
+
+    def _current(self) -> Papers:
+        try:
+            if stamp_of(self._paths) != self._files.stamp:
+                files = Papers.read(self._paths)
+                files.check(self._node)
+                self._files = files
                 self._log.info("certificates read again", cert=str(self._paths[1]))
         except (OSError, ConfigError) as error:
-            self._log.warning("the former certificates stay in use", error=str(error))
+            # At every handshake, which is anybody's.
+            self._sparing.warning(str(error), "the former certificates stay in use", error=str(error))
         return self._files
-
-    def _stamp(self) -> tuple[tuple[int, int, int], ...]:
-        stats = [os.stat(path) for path in self._paths]
-        return tuple((stat.st_ino, stat.st_size, stat.st_mtime_ns) for stat in stats)
-
-    def _read(self) -> _Files:
-        ca, cert, key = self._paths
-        try:
-            stamp = self._stamp()
-            authorities = ca.read_bytes()
-            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            # Never the system's authorities, which an empty `cadata` would mean elsewhere.
-            context.load_verify_locations(cadata=authorities.decode())
-            context.load_cert_chain(cert, key, password=_no_password)
-            context.set_alpn_protocols(["h2"])
-            files = _Files(authorities, cert.read_bytes(), key.read_bytes(), context, stamp)
-            whole = self._stamp() == stamp
-        except ssl.SSLError as error:  # an OSError too
-            raise ConfigError(f"tls: {ca}, {cert} and {key} do not fit each other: {error}") from error
-        except OSError as error:
-            raise ConfigError(f"tls: {error.filename or cert}: {error.strerror}") from error
-        except ValueError as error:
-            raise ConfigError(f"tls: {ca} is no PEM file with certificates: {error}") from error
-        if not whole:
-            raise ConfigError(f"tls: {ca}, {cert} or {key} changed while they were read")
-        return files
 
 
 class Files(Protocol):
@@ -238,17 +258,14 @@ class Files(Protocol):
         ...
 
 
-def choose(files: Files, *, insecure: bool, allowed: Sequence[str]) -> PeerSecurity:
-    """What the configuration asks for. Raises ConfigError if the files are no good."""
+def choose(
+    files: Files, *, insecure: bool, allowed: Sequence[str], node: str = "", host: str = ""
+) -> PeerSecurity:
+    """What the configuration asks for, for the node of this name, which others dial as `host`. Raises
+    ConfigError if the files are no good."""
     if files.ca and files.cert and files.key:
-        return MutualTls(files.ca, files.cert, files.key, allowed)
+        return MutualTls(files.ca, files.cert, files.key, allowed, node=node, host=host)
     return InsecurePeers(tuple(allowed)) if insecure else NoPeers()
-
-
-def covers(name: str, node: str) -> bool:
-    """Whether a certificate's name is the node's, or a wildcard for its first label."""
-    name, node = name.lower(), node.lower()
-    return name == node or (name.startswith("*.") and node.partition(".")[2] == name[2:])
 
 
 def split(address: str) -> tuple[str, int]:
@@ -262,17 +279,25 @@ def target(address: str) -> str:
     return f"dns:///{address}"
 
 
-def _configuration(files: _Files) -> grpc.ServerCertificateConfiguration:
+def _configuration(files: Papers) -> grpc.ServerCertificateConfiguration:
     return grpc.ssl_server_certificate_configuration([(files.key, files.cert)], root_certificates=files.ca)
 
 
 def _allow(names: Sequence[str], allowed: Sequence[str]) -> None:
     if not any(fnmatch.fnmatchcase(n.lower(), p.lower()) for n in names for p in allowed):
-        raise Forbidden(f"{_listed(names)} is not among allowed_peers ({', '.join(allowed)})")
+        raise Forbidden(f"{listed(names)} is not among allowed_peers ({', '.join(allowed)})")
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "nothing"
+async def _taken(reader: asyncio.StreamReader) -> bool:
+    """Whether the peer goes on after the handshake. In TLS 1.3 a client's handshake is over before the server
+    has looked at its certificate; gRPC then speaks first, or hangs up without a word."""
+    try:
+        async with asyncio.timeout(_ANSWER):
+            return bool(await reader.read(1))
+    except TimeoutError:
+        return True
+    except OSError:  # an alert is one too
+        return False
 
 
 def _bound(bind: Callable[[], int], address: str) -> int:
@@ -282,7 +307,3 @@ def _bound(bind: Callable[[], int], address: str) -> int:
         raise ConfigError(
             f"can't listen on {address}: is the port taken, the address this host's?"
         ) from error
-
-
-def _no_password() -> str:
-    raise ConfigError("tls: the key is encrypted; give one that is not")

@@ -533,6 +533,63 @@ def test_blocks_that_are_named_again_are_harmless_and_other_ones_in_their_place_
     assert half.blocks[0].ids.tolist() == handoff.blocks
 
 
+WRONG_LAYERS = pytest.mark.parametrize(("first", "end"), [(2, None), (0, 3), (1, 1), (1, 0), (99, 100)])
+"""In a pool that has layers [0, 2)."""
+
+
+def advance_wrongly(pair: Pair, first: int, end: int | None) -> None:
+    assert pair.p.incarnation is not None
+    pair.p.say(Advanced(pair.p.incarnation, 0, KEY, 7, pair.world.now, first, end), 0)
+
+
+@WRONG_LAYERS
+def test_a_worker_that_advances_layers_which_its_pool_does_not_have_ends_its_handoff_saying_which(
+    first: int, end: int | None
+) -> None:
+    pair = Pair()
+    pair.reserve()
+    pair.hand_off(computed=4)
+    reading = pair.write
+    advance_wrongly(pair, first, end)
+    pair.world.settle()
+    assert ends(pair.p) == []  # its blocks are being read
+    assert ends(pair.d) == [Reason.INVALID]
+    assert reading.post.window.end == 4
+    pair.world.run()
+    assert ends(pair.p) == [Reason.INVALID]
+    for fault in (*pair.p.faults, *pair.d.faults):
+        assert fault is not None
+        said = f"layers [{first}, {'end' if end is None else end})"
+        assert fault.detail == f"rank 0 of engine P advanced {said}; its pool has layers [0, 2)"
+    pair.world.end()
+
+
+@WRONG_LAYERS
+def test_a_worker_that_is_wrong_before_its_scheduler_is_heard_ends_the_handoff_as_it_comes(
+    first: int, end: int | None
+) -> None:
+    pair = Pair()
+    pair.reserve()
+    advance_wrongly(pair, first, end)
+    pair.world.settle()
+    assert ends(pair.d) == []
+    pair.hand_off()
+    pair.world.run()
+    assert ends(pair.p) == ends(pair.d) == [Reason.INVALID]
+    pair.world.end()
+
+
+def test_a_worker_that_is_wrong_after_the_end_changes_nothing() -> None:
+    pair = Pair()
+    pair.reserve()
+    pair.hand_off()
+    pair.world.run()
+    advance_wrongly(pair, 0, 99)
+    pair.world.run()
+    assert ends(pair.p) == ends(pair.d) == [None]
+    pair.world.end()
+
+
 def test_an_item_that_is_wrong_opens_no_handoff() -> None:
     pair = Pair()
     inc = pair.p.incarnation

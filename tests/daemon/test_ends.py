@@ -148,6 +148,21 @@ def test_a_seal_that_comprises_less_than_is_wanted_ends_both(nodes: Nodes) -> No
     assert reason(p.wait_for(HandoffEnded, key)) is Reason.POSITIONS_MISSING
 
 
+def test_a_worker_that_names_layers_which_its_pool_does_not_have_ends_both_and_hears_which(
+    nodes: Nodes,
+) -> None:
+    p, d = nodes.pair()
+    key = new_key()
+    d.reserve(key, p, INTO, END)
+    p.hand_off(key, SENT, END)
+    p.advance(key, END, first_layer=0, end_layer=99)
+    for end in (d.wait_for(ReservationEnded, key), p.wait_for(HandoffEnded, key)):
+        assert reason(end) is Reason.INVALID
+        assert end.fault is not None
+        assert "advanced layers [0, 99)" in end.fault.detail
+    transfer(p, d)
+
+
 # --- nobody comes ----------------------------------------------------------------------------------------
 
 

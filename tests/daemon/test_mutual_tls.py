@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ from kvpush_client.events import Reason, ReservationEnded
 from testing.node import Node
 from testing.rank import BLOCK, Engine, new_key
 from tests.daemon.conftest import SETTINGS
-from tests.daemon.daemon_kit import papers, transfer
+from tests.daemon.daemon_kit import eventually, papers, transfer
 
 pytestmark = pytest.mark.nixl
 
@@ -50,3 +51,18 @@ def test_nodes_of_one_authority_transfer_and_one_of_another_reaches_nobody(
         assert not stranger.read(range(4), 0, 4 * BLOCK).any()
         assert p_node.status().held.handoffs == 1
         assert p_node.status().peer_security == "mtls"
+
+
+def test_a_node_with_a_certificate_that_has_expired_does_not_start_and_one_that_soon_does_warns(
+    tmp_path: Path,
+) -> None:
+    ours, now = trustme.CA(), datetime.datetime.now(datetime.UTC)
+
+    def node(days: float) -> Node:
+        files = papers(tmp_path, ours, "n.nodes", not_after=now + datetime.timedelta(days=days))
+        return Node("n.nodes", tmp_path, **SETTINGS, **files)
+
+    with pytest.raises(RuntimeError, match="certificate has expired"):
+        node(-1).start()
+    with node(3) as warning:
+        eventually(lambda: "n.nodes.cert.pem expires" in warning.log.read_text())

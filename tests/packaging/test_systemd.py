@@ -116,7 +116,8 @@ def test_sysusers_and_tmpfiles_are_understood_without_root(tmp_path: Path) -> No
 
 def test_the_example_is_accepted_by_the_daemon(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     authority = trustme.CA()
-    paper = authority.issue_cert("d.nodes")
+    settings = config.load([], {"RUNTIME_DIRECTORY": "/run/kvpushd"})
+    paper = authority.issue_cert(settings.node, settings.advertised_host)
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     paper.cert_chain_pems[0].write_to_path(str(tmp_path / "node.pem"))
     paper.private_key_pem.write_to_path(str(tmp_path / "node.key"))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import sys
@@ -23,7 +24,7 @@ from kvpush_client.events import Fault, Reason
 from kvpushd.errors import Invalid, OverLimit
 from kvpushd.rpc.link import EOF
 from kvpushd.rpc.links import check_address
-from kvpushd.rpc.peer import PeerService
+from kvpushd.rpc.peer import HANDSHAKE, PeerService
 from kvpushd.rpc.terms import PROTOCOL
 from kvpushd.rpc.tls import NoPeers
 from tests.rpc.peer_kit import (
@@ -156,6 +157,46 @@ async def test_a_refused_connection_is_said_at_once_and_the_next_dial_works_at_o
             assert links.dial(f"127.0.0.1:{port}") is not dead
             await soon(heard.ups.get())
         assert heard.ups.empty()
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x02\x00", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+@in_loop
+async def test_who_connects_and_does_not_come_through_the_handshake_is_hung_up_on(said: bytes) -> None:
+    async with sending(connect_timeout=0.5) as sender:
+        reader, writer = await asyncio.open_connection("127.0.0.1", sender.port)
+        writer.write(said)
+        began = time.monotonic()
+        async with asyncio.timeout(15):
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(1024):
+                    pass
+        assert time.monotonic() - began < 10
+        writer.close()
+
+
+@in_loop
+async def test_strangers_connections_are_bounded_by_the_files_that_the_process_may_open() -> None:
+    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
+    try:
+        async with sending(connect_timeout=60) as sender:
+            strangers = [await asyncio.open_connection("127.0.0.1", sender.port) for _ in range(160)]
+            told = [asyncio.ensure_future(reader.read()) for reader, _ in strangers]
+            ends = asyncio.as_completed(told)
+            async with asyncio.timeout(HANDSHAKE / 2):  # after which all of them would end
+                for _ in range(160 - 512 // 4):
+                    await next(ends)
+            assert sum(not end.done() for end in told) == 512 // 4
+            for end in told:
+                end.cancel()
+            for _, writer in strangers:
+                writer.transport.abort()
+            async with receiving() as (links, heard):
+                while heard.ups.empty():  # the server hears of its strangers' ends in its own time
+                    links.dial(sender.address)
+                    await asyncio.sleep(0.1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
 
 
 @in_loop

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import datetime
 from pathlib import Path
 
 import pytest
@@ -22,14 +24,21 @@ class Papers:
         self.ca, self.cert, self.key = (folder / f"{names[0]}.{part}" for part in ("ca", "cert", "key"))
         self.issue(authority, *names)
 
-    def issue(self, authority: trustme.CA, *names: str) -> None:
-        made = authority.issue_cert(*names)
+    def issue(self, authority: trustme.CA, *names: str, **how: datetime.datetime) -> None:
+        made = authority.issue_cert(*names, **how)
         self.ca.write_bytes(authority.cert_pem.bytes())
         self.cert.write_bytes(b"".join(part.bytes() for part in made.cert_chain_pems))
         self.key.write_bytes(made.private_key_pem.bytes())
 
-    def security(self, *allowed: str) -> MutualTls:
-        return MutualTls(self.ca, self.cert, self.key, allowed or ("*",))
+    def trust(self, *authorities: trustme.CA) -> None:
+        self.ca.write_bytes(b"".join(authority.cert_pem.bytes() for authority in authorities))
+
+    def security(self, *allowed: str, **own: str) -> MutualTls:
+        return MutualTls(self.ca, self.cert, self.key, allowed or ("*",), **own)
+
+
+def from_now(**how: float) -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC) + datetime.timedelta(**how)
 
 
 @pytest.fixture
@@ -80,8 +89,9 @@ async def test_a_sender_of_another_authority_is_not_spoken_to(tmp_path: Path, se
 async def test_a_receiver_whose_certificate_another_authority_signed_never_reaches_the_service(
     tmp_path: Path, authority: trustme.CA, sender_papers: Papers
 ) -> None:
-    stranger = Papers(tmp_path, trustme.CA(), "d.nodes")
-    stranger.ca.write_bytes(authority.cert_pem.bytes())  # it trusts the sender; the sender does not trust it
+    another = trustme.CA()
+    stranger = Papers(tmp_path, another, "d.nodes")
+    stranger.trust(another, authority)  # it trusts the sender; the sender does not trust it
     async with (
         sending("p.nodes", sender_papers.security()) as sender,
         receiving("d.nodes", stranger.security()) as (links, heard),
@@ -89,8 +99,40 @@ async def test_a_receiver_whose_certificate_another_authority_signed_never_reach
         links.dial(sender.address)
         _, fault = await soon(heard.downs.get())
         assert fault.reason is Reason.PEER_UNREACHABLE
+        assert "does not take this node's certificate: here it is good" in fault.detail
         assert sender.notes.ups.empty()
         assert sender.notes.refused.empty()
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "words"),
+    [("not_before", 3600, "certificate is not yet valid"), ("not_after", 3, "certificate has expired")],
+)
+@in_loop
+async def test_a_receiver_whose_own_certificate_is_what_is_wrong_is_told_so_when_it_dials(
+    authority: trustme.CA,
+    sender_papers: Papers,
+    receiver_papers: Papers,
+    limit: str,
+    seconds: float,
+    words: str,
+) -> None:
+    receiver_papers.issue(authority, "d.nodes", **{limit: from_now(seconds=seconds)})
+    security = receiver_papers.security(node="d.nodes")
+    async with (
+        sending("p.nodes", sender_papers.security()) as sender,
+        receiving("d.nodes", security) as (links, heard),
+    ):
+        for _ in range(100):
+            if any(words in doubt for doubt in security.doubts()):
+                break
+            await asyncio.sleep(0.1)
+        links.dial(sender.address)
+        _, fault = await soon(heard.downs.get())
+        assert fault.reason is Reason.PEER_UNREACHABLE
+        assert f"{sender.address} does not take this node's certificate" in fault.detail
+        assert f"{receiver_papers.cert}, or what signed it" in fault.detail
+        assert words in fault.detail
 
 
 @in_loop
@@ -202,6 +244,71 @@ async def test_a_rotation_half_done_leaves_the_former_certificates_in_use(
         receiver_papers.cert.unlink()
         links.dial(sender.address)
         await soon(heard.ups.get())
+
+
+@pytest.mark.parametrize("wrong", ["expired", "not valid yet", "another authority", "another name"])
+@in_loop
+async def test_a_rotation_to_what_no_peer_would_take_leaves_the_former_certificates_in_use(
+    authority: trustme.CA, sender_papers: Papers, receiver_papers: Papers, wrong: str
+) -> None:
+    sender, receiver = sender_papers.security(node="p.nodes"), receiver_papers.security(node="d.nodes")
+    async with sending("p.nodes", sender) as port, receiving("d.nodes", receiver) as (links, heard):
+        for papers, *names in ((sender_papers, "p.nodes", "127.0.0.1"), (receiver_papers, "d.nodes")):
+            spoil(papers, authority, wrong, *names)
+        links.dial(port.address)
+        await soon(heard.ups.get())
+
+
+def spoil(papers: Papers, authority: trustme.CA, wrong: str, *names: str) -> None:
+    match wrong:
+        case "expired":
+            papers.issue(authority, *names, not_after=from_now(hours=-1))
+        case "not valid yet":
+            papers.issue(authority, *names, not_before=from_now(hours=1))
+        case "another authority":
+            papers.issue(trustme.CA(), *names)
+            papers.trust(authority)
+        case "another name":
+            papers.issue(authority, "x.nodes", *names[1:])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ("expired", "certificate has expired"),
+        ("another authority", "unable to get local issuer certificate"),
+        ("another name", "is for 'x.nodes', and this node is 'd.nodes'"),
+    ],
+)
+def test_what_no_peer_would_take_is_refused_at_the_start_saying_why(
+    authority: trustme.CA, receiver_papers: Papers, wrong: str, words: str
+) -> None:
+    spoil(receiver_papers, authority, wrong, "d.nodes")
+    with pytest.raises(ConfigError, match=words) as raised:
+        receiver_papers.security(node="d.nodes")
+    assert receiver_papers.cert.name in str(raised.value)
+
+
+def test_what_peers_will_not_take_for_long_or_not_to_dial_is_a_doubt(
+    authority: trustme.CA, receiver_papers: Papers
+) -> None:
+    def doubts(host: str, *names: str, **how: datetime.datetime) -> list[str]:
+        receiver_papers.issue(authority, "d.nodes", *names, **how)
+        return receiver_papers.security(node="d.nodes", host=host).doubts()
+
+    assert doubts("d.nodes") == []
+    assert doubts("10.0.0.7", "10.0.0.7") == []
+    for host in ("10.0.0.8", "e.nodes", "::1", "no host"):
+        (doubt,) = doubts(host, "10.0.0.7")
+        assert f"without advertised_host {host!r}" in doubt
+    when = from_now(days=13)
+    (doubt,) = doubts("d.nodes", not_before=from_now(days=-365), not_after=when)
+    assert f"expires {when:%Y-%m-%d %H:%M}" in doubt
+    # One of a day is not to be renewed from its first hour on.
+    assert doubts("d.nodes", not_before=from_now(hours=-1), not_after=from_now(hours=23)) == []
+    assert doubts("d.nodes", not_before=from_now(hours=-23), not_after=from_now(hours=1)) != []
+    (doubt,) = doubts("d.nodes", not_before=from_now(hours=1))
+    assert "not yet valid" in doubt
 
 
 @pytest.mark.parametrize("part", ["ca", "cert", "key"])
