@@ -72,7 +72,8 @@ class Parts:
 
 
 def run(settings: Settings, parts: Parts | None = None) -> int:
-    """Runs the daemon until a signal ends it. 0 = ended in order, 1 = it could not start."""
+    """Runs the daemon until a signal ends it. 0 = ended in order; 1 = it could not start, or its runtime
+    directory was taken from it."""
     try:
         return uvloop.run(Daemon(settings, parts or Parts()).serve())
     except (KvpushError, OSError) as error:
@@ -94,6 +95,8 @@ class Daemon:
         self._tasks = Tasks("daemon")
         self._health = health_aio.HealthServicer()
         self._told = asyncio.Event()
+        self._signalled_before = False
+        self._dispossessed = False
         self._stop = asyncio.Event()
         self._log = structlog.get_logger("kvpushd")
         self._notify = Notify(os.environ)
@@ -168,6 +171,7 @@ class Daemon:
             tasks.start(self._floor.watch())
             tasks.start(self._security.watch())
             tasks.start(self._notify.watch(self._is_well))
+            tasks.start(self._watch_place())
             # What the start made lives as long as the process: the collector need not look at it again.
             gc.freeze()
             return await self._until_told(tasks)
@@ -199,8 +203,9 @@ class Daemon:
             self._log.warning("no peers: neither [tls] nor insecure_peers is configured")
 
         admin = self._parts.admin(self._view, self._count("admin"))
-        server = await serve_admin(admin, health, place.admin, mode=settings.socket_mode)
+        server, file = await serve_admin(admin, health, place.admin, mode=settings.socket_mode)
         stack.push_async_callback(server.stop, None)
+        stack.callback(place.keep(file).remove)
         metrics = self._metrics
         http = HttpPort(metrics.registry, lambda: metrics.holding(self._view.holding()), self._problems)
         http_port = await http.open(settings.http_host, settings.http_port)
@@ -210,19 +215,21 @@ class Daemon:
             self._engines,
             most_events=limits.queued_items,
             most_items=limits.items_per_message,
+            lock=place.lock,
             rejected=self._count("engine"),
         )
-        listener = sockets.listen(place.memory, socket.SOCK_SEQPACKET, mode=settings.socket_mode)
-        stack.callback(place.memory.unlink, missing_ok=True)
+        listener, file = sockets.listen(place.memory, socket.SOCK_SEQPACKET, mode=settings.socket_mode)
         stack.callback(listener.close)
+        stack.callback(place.keep(file).remove)
         fds = self._parts.fds(
             listener, service.bearer, self._engines, lifeline, rejected=self._count("memory")
         )
         tasks.start(fds.serve())
-        engines = await serve_engines(
+        engines, file = await serve_engines(
             service, place.engines, mode=settings.socket_mode, silence=settings.engine_silence
         )
         stack.push_async_callback(engines.stop, None)
+        stack.callback(place.keep(file).remove)
         stack.push_async_callback(self._close_rooms)
         place.hand_over()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -243,7 +250,7 @@ class Daemon:
     # --- running -----------------------------------------------------------------------------------------
 
     async def _until_told(self, tasks: Tasks) -> int:
-        """SIGTERM and SIGINT drain; a second one stops now."""
+        """SIGTERM, SIGINT and the loss of the runtime directory drain; a second signal stops now."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
@@ -257,12 +264,24 @@ class Daemon:
             held = self._view.held()
             self._log.warning("drain timed out", reservations=held.reservations, handoffs=held.handoffs)
         self._log.info("stopping")
-        return 0
+        return 1 if self._dispossessed else 0
 
     def _signalled(self) -> None:
-        if self._told.is_set():
+        if self._signalled_before:
             self._stop.set()
+        self._signalled_before = True
         self._told.set()
+
+    async def _watch_place(self) -> None:
+        """Ends the daemon, to be started again, once no engine finds it at its path any more."""
+        while not self._told.is_set():
+            problem = self._place.problem()
+            if problem is not None:
+                remedy = "it ends, to be started again: find out what removes files there"
+                self._log.error("runtime directory lost", fault=f"{problem}; {remedy}")
+                self._dispossessed = True
+                self._told.set()
+            await asyncio.sleep(IDLE_TICK)
 
     async def _idle_or_stopped(self) -> None:
         idle = asyncio.Event()
@@ -355,6 +374,8 @@ class Daemon:
             problems.append("it drains")
         if self._movers.problem is not None:
             problems.append(self._movers.problem)
+        if (lost := self._place.problem()) is not None:
+            problems.append(lost)
         return problems
 
 

@@ -31,12 +31,15 @@ from kvpushd.errors import KvpushError
 from kvpushd.rpc import sockets
 from kvpushd.rpc.engine import EngineService, EngineSession, serve_engines
 from kvpushd.rpc.fds import FdService
+from kvpushd.rpc.file import File
 
 T = TypeVar("T")
 E = TypeVar("E", bound=Event)
 
 DEADLINE = 60.0
 ROOT = Path(__file__).resolve().parents[1]
+LOCK = b"lock"
+"""What all fronts hold that do not say otherwise: they follow each other in one runtime directory."""
 SENDERS = (Sender("prefill", "node-p", 4711),)
 BLOCKS = (Blocks(0, 0, (3, 1, 4)),)
 LAYOUT = Layout(4096, 4, (Group(16),), (Layer("layer.0", 0, 0, 1, 1, (Plane(0, 1024, 1024, 64, 64),)),))
@@ -127,25 +130,28 @@ class Front:
         self._server: grpc.aio.Server | None = None
         self._fds: asyncio.Task[None] | None = None
         self._listener: socket.socket | None = None
+        self._files: list[File] = []
 
     async def open(self, lifeline: int) -> None:
         """Binds both, and serves until `close`."""
-        self._listener = sockets.listen(self._runtime_dir / "fd.sock", socket.SOCK_SEQPACKET)
+        self._listener, memory = sockets.listen(self._runtime_dir / "fd.sock", socket.SOCK_SEQPACKET)
         fds = FdService(self._listener, self.service.bearer, self._desk, lifeline)
         self._fds = asyncio.create_task(fds.serve())
-        self._server = await serve_engines(self.service, self._runtime_dir / "kvpushd.sock")
+        self._server, engines = await serve_engines(self.service, self._runtime_dir / "kvpushd.sock")
+        self._files = [memory, engines]
 
     async def close(self) -> None:
         """As a daemon that ends well."""
         assert self._server is not None
         assert self._fds is not None
         assert self._listener is not None
+        for file in self._files:
+            file.remove()
         await self._server.stop(0)
         self._fds.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._fds
         self._listener.close()
-        (self._runtime_dir / "fd.sock").unlink()
 
 
 class Daemon:
@@ -158,13 +164,14 @@ class Daemon:
         *,
         most_events: int = 100_000,
         most_sessions: int = 1024,
+        lock: bytes = LOCK,
     ) -> None:
         self.desk = desk or Desk()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="daemon")
         self._thread.start()
         self._lifeline, self._life = os.pipe()
-        service = EngineService(self.desk, most_events=most_events, most_sessions=most_sessions)
+        service = EngineService(self.desk, most_events=most_events, most_sessions=most_sessions, lock=lock)
         self._front = Front(runtime_dir, self.desk, service)
         self.run(self._front.open(self._lifeline))
 
@@ -241,7 +248,7 @@ class DaemonProcess:
 async def _serve(runtime_dir: Path) -> None:
     lifeline, _life = os.pipe()
     desk = Desk()
-    front = Front(runtime_dir, desk, EngineService(desk))
+    front = Front(runtime_dir, desk, EngineService(desk, lock=LOCK))
     await front.open(lifeline)
     print("ready", flush=True)
     await asyncio.Event().wait()

@@ -51,8 +51,8 @@ class _Half:
 class Halves:
     """Turns what the daemon says, and its loss, into exactly one end per half.
 
-    A generation is one connection: 1, 2, ... The halves of a generation are lost together, and fenced by
-    the end of that generation's lifeline or by the Welcome of a later one.
+    A generation is one connection: 1, 2, ... The halves of a generation are lost together, and fenced
+    together, each generation by itself: see Fences.
     """
 
     def __init__(self) -> None:
@@ -158,10 +158,10 @@ class Halves:
         return ends
 
     def fenced(self, generation: int) -> list[End]:
-        """Nothing of the connections up to `generation` reads or writes any more: the last events."""
+        """Nothing of this connection's daemon reads or writes any more: the last events."""
         ends: list[End] = []
         for (key, side), half in self._halves.items():
-            if half.state is _State.UNFENCED and half.generation <= generation:
+            if half.state is _State.UNFENCED and half.generation == generation:
                 half.state = _State.OVER
                 released = side is Side.RECEIVER
                 ends.append(ReservationReleased(key) if released else HandoffEnded(key, half.fault))

@@ -55,8 +55,8 @@ def identity_from_wire(hello: engine_pb2.Hello) -> Identity:
     )
 
 
-def welcome_to_wire(welcome: Welcome, token: bytes) -> engine_pb2.Welcome:
-    """The first answer of a session."""
+def welcome_to_wire(welcome: Welcome, token: bytes, lock: bytes = b"") -> engine_pb2.Welcome:
+    """The first answer of a session, with what the daemon itself adds to what it grants."""
     return engine_pb2.Welcome(
         token=token,
         incarnation=welcome.incarnation,
@@ -64,4 +64,5 @@ def welcome_to_wire(welcome: Welcome, token: bytes) -> engine_pb2.Welcome:
         peer_host=welcome.peer_host,
         peer_port=welcome.peer_port,
         software=welcome.software,
+        lock=lock,
     )

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from kvpush_client import fdsock
@@ -20,6 +19,7 @@ from kvpush_client.door import obstacle
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
 from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.events import Connected, Disconnected, Event, Fault, Reason, Rejected, Side, TransferKey
+from kvpush_client.fences import Fences
 from kvpush_client.halves import Halves
 from kvpush_client.items import (
     Advance,
@@ -61,7 +61,8 @@ class Session:
     one ReservationReleased unless it said `released`; one HandoffEnded. Late and doubled events are
     dropped. When the daemon is lost, reservations end at once, unreleased; their release, and the end of
     handoffs, come when nothing can touch the blocks any more: when the daemon and its movers are dead, or
-    when a daemon welcomes this launch again. What is posted while the daemon is away ends at once.
+    when it, or one that has its lock from it, welcomes this launch again. What is posted while the daemon is
+    away ends at once.
 
     A worker's session opens no halves: it passes on ends of its engine's reservations and what was rejected
     as they come, and after Disconnected nothing more is said of them.
@@ -95,7 +96,7 @@ class Session:
         self._heard: Link | None = None  # takes what needs no answer: see _attend; under the lock
         self._generation = 0
         self._trouble: KvpushClientError | None = None
-        self._lifeline: fdsock.Lifeline | None = None  # of the newest generation that was connected
+        self._fences = Fences(self._fenced)  # of generations that were lost
         self._closing = threading.Event()
         self._wake = -1  # an eventfd that ends waits on fd.sock
         self._pid = 0
@@ -285,7 +286,7 @@ class Session:
             first, longest = _RETRY_REFUSED if isinstance(trouble, DaemonRefused) else _RETRY
             delay = first if connected else min(max(first, 2 * delay), longest)
             self._closing.wait(delay)
-        self._forget_lifeline()
+        self._fences.close()
 
     def _attend(self) -> tuple[bool, KvpushClientError]:
         """One connection, from dialling to its loss: whether it was up, and what ended it."""
@@ -293,6 +294,7 @@ class Session:
         trouble: KvpushClientError = DaemonUnreachable(f"{socket}: given up")
         link: Link | None = None
         lifeline: fdsock.Lifeline | None = None
+        lock = b""
         try:
             if (why := obstacle(socket, "is kvpushd running?")) is not None:
                 raise DaemonUnreachable(why)
@@ -302,9 +304,8 @@ class Session:
                 if self._closing.is_set():
                     link.cancel()
             welcome = link.welcome()
-            # The daemon welcomes a launch again only when all that its former sessions left is fenced.
-            self._fenced(self._generation)
-            self._forget_lifeline()
+            lock = welcome.lock
+            self._fences.welcomed(lock)
             offer = (self._pool.fd, self._pool.nbytes) if self._pool is not None else None
             pool_id, fd = fdsock.exchange(
                 self._runtime_dir / "fd.sock", welcome.token, offer, timeout=_EXCHANGE, wake=self._wake
@@ -326,7 +327,7 @@ class Session:
         finally:
             if link is not None:
                 link.close()
-            connected = self._lose(trouble, lifeline)
+            connected = self._lose(trouble, lock, lifeline)
         return connected, trouble
 
     def _await_pool(self, events: Iterator[DaemonEvent]) -> None:
@@ -348,7 +349,7 @@ class Session:
             self._changed.notify_all()
         _log.info("connected to kvpushd %s at %s", welcome.software, self._runtime_dir)
 
-    def _lose(self, trouble: KvpushClientError, lifeline: fdsock.Lifeline | None) -> bool:
+    def _lose(self, trouble: KvpushClientError, lock: bytes, lifeline: fdsock.Lifeline | None) -> bool:
         """Ends what ends with a connection; whether it was up."""
         with self._lock:
             connected = self._open is not None
@@ -359,8 +360,7 @@ class Session:
                 self._events.extend(self._halves.lost(self._generation, self._away()))
             self._changed.notify_all()
         if connected and lifeline is not None:
-            self._lifeline = lifeline
-            lifeline.watch(partial(self._fenced, self._generation))
+            self._fences.lost(self._generation, lock, lifeline)
         elif lifeline is not None:
             lifeline.close()
         return connected
@@ -369,11 +369,6 @@ class Session:
         with self._lock:
             self._events.extend(self._halves.fenced(generation))
             self._changed.notify_all()
-
-    def _forget_lifeline(self) -> None:
-        if self._lifeline is not None:
-            self._lifeline.close()
-            self._lifeline = None
 
     def _hear(self, event: DaemonEvent) -> None:
         match event:

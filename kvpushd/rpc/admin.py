@@ -21,6 +21,7 @@ from grpc_reflection.v1alpha import reflection
 from kvpush_client._proto import admin_pb2, admin_pb2_grpc
 from kvpushd.errors import Invalid, KvpushError
 from kvpushd.rpc import sockets, status
+from kvpushd.rpc.file import File
 
 DEFAULT_PAGE = 100
 LARGEST_PAGE = 1000
@@ -185,8 +186,9 @@ async def serve_admin(
     *,
     mode: int = sockets.MODE,
     message_bytes: int = 16 << 20,
-) -> grpc.aio.Server:
-    """Serves the admin socket with health and reflection; returns the running server. Keep it.
+) -> tuple[grpc.aio.Server, File]:
+    """Serves the admin socket with health and reflection; returns the running server and the socket's file.
+    Keep both: remove the file, then stop the server.
 
     Raises ConfigError if the socket can't be bound.
     """
@@ -206,6 +208,6 @@ async def serve_admin(
         reflection.SERVICE_NAME,
     )
     reflection.enable_server_reflection(names, server)
-    sockets.add_port(server, path, mode=mode)
+    file = sockets.add_port(server, path, mode=mode)
     await server.start()
-    return server
+    return server, file

@@ -27,6 +27,7 @@ from kvpushd.core import fingerprint
 from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unreachable, Unsupported
 from kvpushd.logs import Sparing
 from kvpushd.rpc import sockets, status
+from kvpushd.rpc.file import File
 from kvpushd.rpc.nudge import Nudge
 
 _TOKEN_BYTES = 32
@@ -122,16 +123,19 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         most_sessions: int = 1024,
         most_items: int = 4096,
         hello_timeout: float = 10.0,
+        lock: bytes = b"",
         rejected: Callable[[KvpushError], None] = lambda error: None,
     ) -> None:
         """`most_events` may wait for a client to read them, `most_items` come in one message: what a message
-        does is done at one go. `hello_timeout` in seconds; `rejected` hears of each hello and each item that
-        was refused."""
+        does is done at one go. `hello_timeout` in seconds; `lock` names the one that the daemon holds, if
+        any, for who had a session with another daemon before; `rejected` hears of each hello and each item
+        that was refused."""
         self._desk = desk
         self._most_events = most_events
         self._most_sessions = most_sessions
         self._most_items = most_items
         self._hello_timeout = hello_timeout
+        self._lock = lock
         self._rejected = rejected
         self._sessions: set[EngineSession] = set()
         self._log = structlog.get_logger("kvpushd.engine")
@@ -208,9 +212,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
     async def _converse(self, session: EngineSession, welcome: Welcome, context: Any) -> None:
         """Returns when the client has ended the stream. Raises the error that the session was ended with."""
-        await context.write(
-            engine_pb2.SessionResponse(welcome=hello_wire.welcome_to_wire(welcome, session.token))
-        )
+        first = hello_wire.welcome_to_wire(welcome, session.token, self._lock)
+        await context.write(engine_pb2.SessionResponse(welcome=first))
         tasks = [
             asyncio.ensure_future(self._listen(session, context)),
             asyncio.ensure_future(self._speak(session, context)),
@@ -279,8 +282,9 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
 
 async def serve_engines(
     service: EngineService, path: Path, *, mode: int = sockets.MODE, silence: float = 30.0
-) -> grpc.aio.Server:
-    """Opens kvpushd.sock; returns the running server. Keep it, and stop it.
+) -> tuple[grpc.aio.Server, File]:
+    """Opens kvpushd.sock; returns the running server and the socket's file. Keep both: remove the file, then
+    stop the server.
 
     A process that answers nothing for `silence` seconds has its session ended. Raises ConfigError where the
     path can't be bound.
@@ -303,6 +307,6 @@ async def serve_engines(
         ),
     )
     engine_pb2_grpc.add_EngineServiceServicer_to_server(service, server)
-    sockets.add_port(server, path, mode=mode)
+    file = sockets.add_port(server, path, mode=mode)
     await server.start()
-    return server
+    return server, file

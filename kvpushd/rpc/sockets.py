@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unix sockets of the daemon: bound with the right mode, never over a live daemon's."""
+"""Unix sockets of the daemon: bound with the right mode, never over a live daemon's, nor removed as one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import stat
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import grpc.aio
 
 from kvpushd.errors import ConfigError
+from kvpushd.rpc.file import File
 
 MODE = 0o660
 """Owner and group: whoever may talk to the daemon is put into its group."""
@@ -20,39 +22,56 @@ MODE = 0o660
 _LONGEST = 107  # bytes of a path that fit sockaddr_un
 
 
-def listen(path: Path, kind: socket.SocketKind, *, mode: int = MODE, backlog: int = 128) -> socket.socket:
-    """A listening, non-blocking socket at `path`. Whoever closes it also unlinks the path.
+def listen(
+    path: Path, kind: socket.SocketKind, *, mode: int = MODE, backlog: int = 128
+) -> tuple[socket.socket, File]:
+    """A listening, non-blocking socket, and its file at `path`. Whoever closes the one removes the other.
 
     Raises ConfigError as `make_way` does, or where the path can't be bound.
     """
     make_way(path, kind)
+    born = _birthplace(path)
     sock = socket.socket(socket.AF_UNIX, kind)
     try:
         sock.setblocking(False)
         with _closed_to_all():
-            sock.bind(str(path))
-        path.chmod(mode)
+            sock.bind(str(born))
         sock.listen(backlog)
+        return sock, _settle(born, path, mode)
     except OSError as error:
         sock.close()
+        born.unlink(missing_ok=True)
         raise ConfigError(f"can't listen on {path}: {error.strerror}") from error
-    return sock
 
 
-def add_port(server: grpc.aio.Server, path: Path, *, mode: int = MODE) -> None:
-    """Has a gRPC server listen at `path`.
+def add_port(server: grpc.aio.Server, path: Path, *, mode: int = MODE) -> File:
+    """Has a gRPC server listen at `path`; returns the file, which is the caller's to remove.
 
-    gRPC unlinks whatever it finds there, live or not, and takes no bound descriptor: so way is made first.
+    gRPC takes no bound descriptor, and unlinks the path that it was told, as it binds and as it stops,
+    whoever listens there: so it is told one that nobody else has, and the socket is moved from there.
 
     Raises ConfigError as `make_way` does, or where the path can't be bound.
     """
     make_way(path, socket.SOCK_STREAM)
+    born = _birthplace(path)
     try:
         with _closed_to_all():
-            server.add_insecure_port(f"unix:{path}")
-        path.chmod(mode)
+            server.add_insecure_port(f"unix:{born}")
+        return _settle(born, path, mode)
     except (OSError, RuntimeError) as error:
         raise ConfigError(f"can't listen on {path}: {error}") from error
+
+
+def _birthplace(path: Path) -> Path:
+    """A path beside it for a moment, no longer than that of the shortest of our sockets."""
+    return path.with_name(f".{secrets.token_hex(3)}")
+
+
+def _settle(born: Path, path: Path, mode: int) -> File:
+    born.chmod(mode)
+    file = File.of(path, born.lstat())
+    born.rename(path)
+    return file
 
 
 def make_way(path: Path, kind: socket.SocketKind) -> None:

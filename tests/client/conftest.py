@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ def daemons(runtime_dir: Path) -> Iterator[Callable[..., Daemon]]:
     """Makes daemons at `runtime_dir`, one at a time."""
     with ExitStack() as stack:
 
-        def make(desk: Desk | None = None) -> Daemon:
-            daemon = Daemon(runtime_dir, desk)
+        def make(desk: Desk | None = None, **how: Any) -> Daemon:
+            daemon = Daemon(runtime_dir, desk, **how)
             stack.callback(daemon.stop)
             return daemon
 

@@ -47,6 +47,14 @@ def test_a_lifeline_that_ends_late_fences_nothing_of_a_later_connection() -> Non
     assert halves.fenced(2) == [ReservationReleased(KEY)]
 
 
+def test_a_fence_is_for_one_connection_and_for_none_before_it() -> None:
+    halves = Halves()
+    halves.reserve(KEY, 1)
+    halves.lost(1, GONE)
+    assert halves.fenced(2) == []
+    assert halves.fenced(1) == [ReservationReleased(KEY)]
+
+
 def test_both_ways_to_a_fence_release_once() -> None:
     halves = Halves()
     halves.hand_off(KEY, 1)
@@ -198,7 +206,8 @@ class AnyDaemon(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.lose()
-        self.fence(0)
+        for age in range(self.generation):
+            self.fence(age)
         self.poll()
         assert self.ended == self.opened
         assert not self.waiting

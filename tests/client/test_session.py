@@ -49,6 +49,7 @@ from testing.front import (
     BLOCKS,
     DEADLINE,
     LAYOUT,
+    LOCK,
     ROOT,
     SENDERS,
     Daemon,
@@ -429,6 +430,49 @@ def test_while_movers_live_nothing_is_released_until_a_daemon_welcomes_the_launc
     second.desk.refusal = None
     engine.await_event(Connected, count=2)
     assert ends(engine, key) == [ReservationEnded, ReservationReleased, HandoffEnded]
+
+
+@pytest.mark.parametrize(("formers", "lock"), [(LOCK, b"another"), (LOCK, b""), (b"", b"")])
+def test_a_daemon_with_another_lock_vouches_for_nothing_of_the_former_one(
+    daemons: Daemons, engines: Engines, formers: bytes, lock: bytes
+) -> None:
+    first, engine = daemons(lock=formers), connected(engines())
+    key, later = new_key(), new_key()
+    engine.reserve(key)
+    engine.session.handoff(key, BLOCKS)
+    first.desk.items.get(timeout=DEADLINE)
+    first.stop(movers_live=True)
+    engine.await_event(Disconnected)
+    second = daemons(lock=lock)
+    engine.await_event(Connected, count=2)
+    assert ends(engine, key) == [ReservationEnded]
+    # What the second held is fenced by its own end, and nothing else is.
+    engine.reserve(later)
+    second.stop()
+    engine.await_event(ReservationReleased)
+    assert ends(engine, later) == [ReservationEnded, ReservationReleased]
+    daemons(lock=lock)
+    engine.await_event(Connected, count=3)
+    assert ends(engine, key) == [ReservationEnded]
+    first.end_movers()
+    engine.await_event(HandoffEnded)
+    assert ends(engine, key) == [ReservationEnded, ReservationReleased, HandoffEnded]
+
+
+def test_a_former_daemons_lock_vouches_also_after_a_stranger_was_there(
+    daemons: Daemons, engines: Engines
+) -> None:
+    first, engine = daemons(), connected(engines())
+    key = new_key()
+    engine.reserve(key)
+    first.stop(movers_live=True)
+    stranger = daemons(lock=b"another")
+    engine.await_event(Connected, count=2)
+    stranger.stop(movers_live=True)
+    assert ends(engine, key) == [ReservationEnded]
+    daemons()
+    engine.await_event(Connected, count=3)
+    assert ends(engine, key) == [ReservationEnded, ReservationReleased]
 
 
 def test_movers_that_die_after_their_daemon_release_what_they_held(

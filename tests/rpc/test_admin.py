@@ -72,7 +72,7 @@ async def admin(folder: Path) -> AsyncIterator[Admin]:
     node, health = Node(), health_aio.HealthServicer()
     rejected: list[KvpushError] = []
     path = folder / "admin.sock"
-    server = await serve_admin(AdminService(node, rejected.append), health, path, mode=0o600)
+    server, _ = await serve_admin(AdminService(node, rejected.append), health, path, mode=0o600)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     try:
         async with grpc.aio.insecure_channel(f"unix:{path}") as channel:

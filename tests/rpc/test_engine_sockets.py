@@ -7,6 +7,7 @@ import asyncio
 import signal
 import socket
 import stat
+from contextlib import ExitStack
 from pathlib import Path
 
 import grpc.aio
@@ -49,6 +50,24 @@ def test_a_live_daemons_sockets_are_left_alone(stopped: bool, runtime_dir: Path)
         daemon.send(signal.SIGCONT)
     assert serves(runtime_dir)
     daemon.kill()
+
+
+def test_a_daemon_that_ends_removes_its_sockets(daemon: Daemon, runtime_dir: Path) -> None:
+    assert len(list(runtime_dir.iterdir())) == 2
+    daemon.stop()
+    assert list(runtime_dir.iterdir()) == []
+
+
+def test_a_daemon_that_ends_removes_nothing_of_one_that_took_its_place(runtime_dir: Path) -> None:
+    with ExitStack() as stack:
+        former = Daemon(runtime_dir)
+        stack.callback(former.stop)
+        for path in runtime_dir.iterdir():
+            path.unlink()
+        stack.callback(Daemon(runtime_dir).stop)
+        former.stop()
+        assert len(list(runtime_dir.iterdir())) == 2
+        assert serves(runtime_dir)
 
 
 def test_a_file_that_is_no_socket_is_left_alone(runtime_dir: Path) -> None:

@@ -202,7 +202,8 @@ global___Hello = Hello
 @typing.final
 class Welcome(google.protobuf.message.Message):
     """Welcome accepts a session. An engine that comes back under the same launch is welcomed only once all
-    that its former sessions left is fenced: to the client, Welcome is proof of that.
+    that its former sessions left is fenced: to the client, Welcome is proof of that, for those sessions whose
+    Welcome named the same lock.
     """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
@@ -213,6 +214,7 @@ class Welcome(google.protobuf.message.Message):
     PEER_HOST_FIELD_NUMBER: builtins.int
     PEER_PORT_FIELD_NUMBER: builtins.int
     SOFTWARE_FIELD_NUMBER: builtins.int
+    LOCK_FIELD_NUMBER: builtins.int
     token: builtins.bytes
     """Proves on fd.sock that its bearer is this session. Secret."""
     incarnation: builtins.bytes
@@ -225,6 +227,11 @@ class Welcome(google.protobuf.message.Message):
     """Port under which other nodes reach this daemon."""
     software: builtins.str
     """Version of the daemon."""
+    lock: builtins.bytes
+    """Names the lock that the daemon and its movers hold, 1 to 64 bytes, to be compared only: a daemon that holds
+    the same one as another proves that the other and its movers are dead. Two that hold different ones may both
+    live. Empty = none: proves nothing.
+    """
     def __init__(
         self,
         *,
@@ -234,8 +241,9 @@ class Welcome(google.protobuf.message.Message):
         peer_host: builtins.str = ...,
         peer_port: builtins.int = ...,
         software: builtins.str = ...,
+        lock: builtins.bytes = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "lease_ms", b"lease_ms", "peer_host", b"peer_host", "peer_port", b"peer_port", "software", b"software", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "lease_ms", b"lease_ms", "lock", b"lock", "peer_host", b"peer_host", "peer_port", b"peer_port", "software", b"software", "token", b"token"]) -> None: ...
 
 global___Welcome = Welcome
 
