@@ -28,6 +28,8 @@ def _closed(socket: Path) -> str | None:
     way = [(folder, os.X_OK, "enter") for folder in reversed(socket.absolute().parents)]
     for place, mode, verb in (*way, (socket, os.R_OK | os.W_OK, "open")):
         found = place.stat()
+        if mode == os.X_OK and not stat.S_ISDIR(found.st_mode):
+            return f"{place} is no folder: no daemon can be there"
         if not os.access(place, mode):
             owned = f"{stat.filemode(found.st_mode)}, group {_name(found.st_gid)}"
             opens = found.st_mode >> 3 & mode == mode

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from kvpush_client import wire
+from kvpush_client import item_wire, wire
 from kvpush_client._proto import engine_pb2, types_pb2
-from kvpush_client.items import PROTOCOL, Identity, Role, Welcome
+from kvpush_client.items import PROTOCOL, DescribePool, Identity, Role, Welcome
+from kvpush_client.layout import Layout
 from kvpush_client.wire import Malformed
 
 MAX_WORLD = 1 << 16
@@ -16,7 +17,21 @@ _ROLES_BACK = {number: role for role, number in _ROLES.items()}
 
 
 def hello_to_wire(identity: Identity) -> engine_pb2.Hello:
-    """The first message of a session."""
+    """The first message of a session. Raises Malformed, and nothing else, where a value does not fit it."""
+    try:
+        return _hello_to_wire(identity)
+    except Exception as error:  # an engine may give any value, and each fails in its own way
+        raise Malformed(f"{identity}: {error!r}") from error
+
+
+def check(identity: Identity, layout: Layout | None) -> None:
+    """Raises Malformed where a process can't say so of itself, and of its pool."""
+    hello_to_wire(identity)
+    if layout is not None:
+        item_wire.item_to_wire(DescribePool(b"", layout))
+
+
+def _hello_to_wire(identity: Identity) -> engine_pb2.Hello:
     return engine_pb2.Hello(
         protocol=PROTOCOL,
         engine_id=identity.engine_id,

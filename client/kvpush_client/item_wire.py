@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 
 from kvpush_client import wire
 from kvpush_client._proto import engine_pb2, types_pb2
@@ -25,25 +27,40 @@ from kvpush_client.wire import Malformed
 
 MAX_SENDERS = 256
 MAX_POSITION = (1 << 31) - 1
+MAX_LAYER = (1 << 32) - 1
 MAX_BLOCK_IDS = 1 << 20
 """Block ids in one item, over all groups."""
 MAX_PROMPTS = 8
 MAX_DIGEST = 32
+_MOST_LISTS = 1 << 16
+"""Lists of blocks in one item."""
+_repr = reprlib.Repr()
+_repr.maxother = _repr.maxstring = 60
 _MOST_PRIORITY = (1 << 31) - 1  # requests may come with any number, and only its order counts
 
 
 def item_to_wire(item: Item) -> engine_pb2.EngineItem:
-    """Raises Malformed where a value does not fit its field."""
+    """Raises Malformed, and nothing else, where a value does not fit its field: it names the values."""
     try:
         return _item_to_wire(item)
-    except (TypeError, ValueError) as error:
+    except Malformed as error:
         raise Malformed(f"{type(item).__name__}: {error}") from error
+    except Exception as error:  # an engine may give any value, and each fails in its own way
+        raise Malformed(f"{_shown(item)}: {error!r}") from error
+
+
+def _shown(item: Item) -> str:
+    """The item in a line that any message takes."""
+    values = ", ".join(f"{each.name}={_repr.repr(getattr(item, each.name))}" for each in fields(item))
+    return wire.brief(f"{type(item).__name__}({values})")
 
 
 def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
     pb = engine_pb2
     match item:
         case Advance():
+            if item.end_layer is not None:  # 0 stands for None there, all layers
+                wire.within("end_layer", item.end_layer, item.first_layer + 1, MAX_LAYER)
             return pb.EngineItem(
                 advance=pb.Advance(
                     key=wire.key_to_wire(item.key),
@@ -54,14 +71,16 @@ def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
                 )
             )
         case Handoff():
+            if item.seal is not None:  # 0 stands for None there, not sealed
+                wire.within("seal", item.seal, 1, MAX_POSITION)
             return pb.EngineItem(
                 handoff=pb.Handoff(
                     key=wire.key_to_wire(item.key),
                     blocks=_blocks_to_wire(item.blocks),
                     seal=item.seal or 0,
                     lease_ms=wire.lease_to_wire(item.lease),
-                    receiver_engine_id=item.receiver_engine_id,
-                    label=item.label[: wire.MAX_TEXT],
+                    receiver_engine_id=wire.text("receiver_engine_id", item.receiver_engine_id),
+                    label=wire.brief(item.label),
                     prompts=[pb.Prompt(end=p.end, digest=p.digest) for p in item.prompts],
                 )
             )
@@ -75,14 +94,16 @@ def _item_to_wire(item: Item) -> engine_pb2.EngineItem:
                     blocks=_blocks_to_wire(item.blocks),
                     lease_ms=wire.lease_to_wire(item.lease),
                     priority=max(-_MOST_PRIORITY, min(item.priority, _MOST_PRIORITY)),
-                    label=item.label[: wire.MAX_TEXT],
+                    label=wire.brief(item.label),
                     prompt=item.prompt,
                 )
             )
         case Cancel():
             return pb.EngineItem(
                 cancel=pb.Cancel(
-                    key=wire.key_to_wire(item.key), side=wire.side_to_wire(item.side), detail=item.detail
+                    key=wire.key_to_wire(item.key),
+                    side=wire.side_to_wire(item.side),
+                    detail=wire.brief(item.detail),
                 )
             )
         case Decline():
@@ -174,6 +195,7 @@ def half_of_message(message: engine_pb2.EngineItem) -> tuple[TransferKey, Side] 
 
 
 def _blocks_to_wire(blocks: Sequence[Blocks]) -> list[types_pb2.Blocks]:
+    wire.within("number of lists of blocks", len(blocks), 0, _MOST_LISTS)
     wire.within("number of block ids", sum(len(b.ids) for b in blocks), 0, MAX_BLOCK_IDS)
     return [wire.blocks_to_wire(b) for b in blocks]
 
@@ -183,8 +205,16 @@ def _blocks_from_wire(messages: Sequence[types_pb2.Blocks]) -> tuple[Blocks, ...
     return tuple(wire.blocks_from_wire(b) for b in messages)
 
 
-def _senders_to_wire(senders: Iterable[Sender]) -> list[engine_pb2.SenderAddress]:
-    return [engine_pb2.SenderAddress(engine_id=s.engine_id, host=s.host, port=s.port) for s in senders]
+def _senders_to_wire(senders: Sequence[Sender]) -> list[engine_pb2.SenderAddress]:
+    wire.within("number of senders", len(senders), 0, MAX_SENDERS)
+    return [
+        engine_pb2.SenderAddress(
+            engine_id=wire.text("senders.engine_id", s.engine_id),
+            host=wire.text("senders.host", s.host),
+            port=s.port,
+        )
+        for s in senders
+    ]
 
 
 def _senders_from_wire(senders: Iterable[engine_pb2.SenderAddress]) -> tuple[Sender, ...]:

@@ -32,6 +32,7 @@ REASON_KEY = "kvpush-reason"
 
 _BATCH = 512  # items in a message
 _BATCH_IDS = 200_000  # block ids in a message, at most 5 bytes each: far below MAX_MESSAGE
+_BATCH_BYTES = MAX_MESSAGE // 4  # in a message of several items; one by itself has 7 MiB at most
 _BACKLOG = 200_000  # items not yet taken by the stream
 
 # A stopped daemon keeps its sockets open: only an unanswered ping shows it, here after 8 to 10 s, as long as
@@ -117,15 +118,26 @@ class Link:
         quiet: float | None = None
         while (batch := self._outbox.take(quiet)) != []:
             quiet = None if batch is None else QUIET
-            items = []
-            # Where the stream is behind, many wait that a worker has said layer by layer.
-            for item in merged(batch or ()):
-                try:
-                    items.append(item_wire.item_to_wire(item))
-                except Malformed as error:
-                    self._unsayable(item, error)
+            items: list[engine_pb2.EngineItem] = []
+            size = 0
+            for message in self._sayable(batch or []):
+                size += message.ByteSize()
+                if items and size > _BATCH_BYTES:
+                    yield engine_pb2.SessionRequest(items=items, first=said)
+                    said += len(items)
+                    items, size = [], message.ByteSize()
+                items.append(message)
             yield engine_pb2.SessionRequest(items=items, first=said)
             said += len(items)
+
+    def _sayable(self, batch: list[Item]) -> Iterator[engine_pb2.EngineItem]:
+        """A batch as messages, less what fits none. Raises nothing: that would end the session, and with it
+        all that the engine's other requests have under way."""
+        for item in _merged(batch):
+            try:
+                yield item_wire.item_to_wire(item)
+            except Malformed as error:
+                self._unsayable(item, error)
 
     def welcome(self) -> engine_pb2.Welcome:
         """Waits for the daemon's answer, for as long as it is alive and has not given one.
@@ -201,6 +213,14 @@ class Link:
 
 MakeLink = Callable[[Path, Identity, Callable[[Item, Malformed], None]], Link]
 """Opens a stream to the daemon at a socket, as Link's constructor does."""
+
+
+def _merged(batch: list[Item]) -> list[Item]:
+    """Where the stream is behind, many wait that a worker has said layer by layer."""
+    try:
+        return merged(batch)
+    except Exception:  # noqa: BLE001, a value that can't be compared: each item is judged by itself
+        return batch
 
 
 def _reason(name: str | bytes) -> Reason:

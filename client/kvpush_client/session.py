@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kvpush_client import fdsock
+from kvpush_client import fdsock, hello_wire
 from kvpush_client._proto import engine_pb2
 from kvpush_client.door import obstacle
 from kvpush_client.errors import DaemonRefused, DaemonUnreachable, KvpushClientError
@@ -39,14 +39,13 @@ from kvpush_client.items import (
 from kvpush_client.layout import Blocks, Layout
 from kvpush_client.link import Link, MakeLink
 from kvpush_client.pool import Pool
+from kvpush_client.retry import Retries
 from kvpush_client.wire import Malformed
 
 __all__ = ["Identity", "Prompt", "Role", "Sender", "Session"]
 
 _log = logging.getLogger(__name__)
 
-_RETRY = (0.05, 1.0)  # seconds: first and longest wait before the next try
-_RETRY_REFUSED = (1.0, 5.0)
 _EXCHANGE = 5.0  # seconds that fd.sock may take to answer
 _GOODBYE = 1.0  # seconds that the daemon may take to end a session
 
@@ -79,9 +78,13 @@ class Session:
         layout: Layout | None = None,
         link: MakeLink = Link,
     ) -> None:
-        """A worker brings its pool and how it is cut; a scheduler brings neither. `link` makes a stream."""
+        """A worker brings its pool and how it is cut; a scheduler brings neither. `link` makes a stream.
+
+        Raises ValueError where no daemon could be told so.
+        """
         if {identity.role is Role.WORKER} != {pool is not None, layout is not None}:
             raise ValueError("a worker's session needs a pool and its layout, a scheduler's has neither")
+        hello_wire.check(identity, layout)
         self._runtime_dir = runtime_dir
         self._identity = replace(identity, process=os.urandom(16))
         self._pool = pool
@@ -275,17 +278,10 @@ class Session:
     # --- the background thread ------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        delay, said = 0.0, ""
+        retries = Retries(self._closing)
         while not self._closing.is_set():
             connected, trouble = self._attend()
-            if self._closing.is_set():
-                break
-            if connected or str(trouble) != said:
-                said = str(trouble)
-                _log.warning("kvpushd: %s; trying again", said)
-            first, longest = _RETRY_REFUSED if isinstance(trouble, DaemonRefused) else _RETRY
-            delay = first if connected else min(max(first, 2 * delay), longest)
-            self._closing.wait(delay)
+            retries.wait(connected, trouble)
         self._fences.close()
 
     def _attend(self) -> tuple[bool, KvpushClientError]:

@@ -14,6 +14,8 @@ from kvpush_client.layout import Blocks, Group, GroupKind, Layer, Layout, Plane
 TRANSFER_ID_BYTES = 16
 MAX_TEXT = 512
 """Characters of an id, a host or a label."""
+MAX_LEASE = (1 << 32) // 1000 - 1
+"""Seconds: 49 days."""
 
 _KINDS = {
     GroupKind.FULL: types_pb2.GROUP_KIND_FULL,
@@ -164,8 +166,15 @@ def side_from_wire(side: engine_pb2.Side.ValueType) -> Side:
 
 
 def lease_to_wire(lease: float | None) -> int:
-    """Seconds to milliseconds, at least 1: 0 stands for None, the daemon's own lease."""
-    return 0 if lease is None else max(1, round(lease * 1000))
+    """Seconds to milliseconds, at least 1: 0 stands for None, the daemon's own lease.
+
+    Raises Malformed where that is no number of seconds, or too many.
+    """
+    if lease is None:
+        return 0
+    if not lease <= MAX_LEASE:  # also where it is not a number
+        raise Malformed(f"lease is {lease} s, not at most {MAX_LEASE}")
+    return max(1, round(max(lease, 0.0) * 1000))
 
 
 def lease_from_wire(lease_ms: int) -> float | None:
@@ -187,3 +196,11 @@ def text(name: str, value: str, *, empty: bool = True) -> str:
     if not value and not empty:
         raise Malformed(f"{name} is empty")
     return value
+
+
+def brief(value: str) -> str:
+    """As much of a text for people as a message takes: cut, and what is no text in it replaced.
+
+    Raises TypeError where it is no text at all.
+    """
+    return value[:MAX_TEXT].encode("utf-8", "replace").decode()

@@ -23,6 +23,7 @@ RuntimeDirOption = Annotated[
         envvar=VARIABLE,
         help="Where the daemon's sockets are. Default: /run/kvpushd, $XDG_RUNTIME_DIR/kvpushd, or in /tmp.",
         show_default=False,
+        readable=False,  # it need not be: to enter it is enough, and who may not is told what to do
     ),
 ]
 

@@ -101,6 +101,8 @@ def nixl(python: Sequence[str] = (sys.executable,)) -> Finding:
         child = subprocess.run(
             [*python, "-c", code], capture_output=True, text=True, timeout=NIXL_SECONDS, check=False
         )
+    except OSError as error:
+        return Finding("NIXL", False, str(error), "let this user run that file, or ask as another")
     except subprocess.TimeoutExpired:
         return Finding(
             "NIXL", False, f"no agent within {NIXL_SECONDS} s", "check UCX_TLS and UCX_NET_DEVICES"

@@ -173,8 +173,8 @@ class EngineRoom:
                 # Without its launch: whoever knows that can join it.
                 raise Duplicate(
                     f"engine_id {identity.engine_id!r} is taken by another engine "
-                    f"({entry.identity.software}): give each engine an engine_id of its own in its "
-                    "kv_transfer_config"
+                    f"({entry.identity.software or 'unnamed'}): give each engine an engine_id of its own "
+                    "in its kv_transfer_config"
                 )
             if entry.live or entry.identity.launch == identity.launch:
                 return entry

@@ -10,7 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,9 +42,11 @@ from kvpush_client.items import (
     Identity,
     Item,
     Reserve,
+    Sender,
 )
 from kvpush_client.layout import Blocks
 from kvpush_client.link import Link
+from kvpush_client.pool import Pool
 from kvpush_client.session import Session
 from kvpush_client.wire import Malformed
 from kvpushd.errors import BadMemory, FingerprintMismatch, OverLimit
@@ -244,6 +249,111 @@ def test_an_item_that_fits_no_message_ends_its_half(daemons: Daemons, engines: E
     engine.await_event(ReservationEnded, count=2)  # the session goes on
 
 
+ODD = (
+    float("inf"),
+    float("nan"),
+    -1,
+    1 << 70,
+    "3",
+    None,
+    b"x",
+    [],
+    (),
+    1.5,
+    "\ud800",
+    "x" * (1 << 20),
+    object(),
+)
+
+
+def test_nothing_that_an_engine_says_ends_its_session(daemons: Daemons, engines: Engines) -> None:
+    daemon = daemons()
+    say: Any = connected(engines())  # any values
+    tell: Any = connected(engines(worker()))
+    session, live = say.session, new_key()
+    say.reserve(live)
+    odd = [each for each in ODD if getattr(each, "__hash__", None)]
+    for value in ODD:
+        session.reserve(new_key(), SENDERS, 0, 16, BLOCKS, lease=value)
+        session.reserve(new_key(), SENDERS, value, 16, BLOCKS, priority=value, label=value)
+        session.reserve(new_key(), [value], 0, 16, BLOCKS)
+        session.reserve(new_key(), [Sender(value, value, value)], 0, 16, [Blocks(value, 0, (1,))])
+        session.reserve(new_key(), SENDERS, 0, 16, [Blocks(0, 0, (value,))])
+        session.handoff(new_key(), BLOCKS, seal=value, lease=value, receiver_engine_id=value, label=value)
+        session.handoff(live, BLOCKS)
+        session.cancel(live, Side.SENDER, value)
+        session.decline(live, [value])
+        for first, end in ((0, 1), (value, 2), (1, value)):
+            tell.session.advance(live, value, first_layer=first, end_layer=end)
+            tell.session.advance(live, 16, first_layer=first, end_layer=end)
+    for value in odd:
+        session.reserve(value, SENDERS, 0, 16, BLOCKS)
+        session.handoff(TransferKey(value, value), BLOCKS)
+        session.decline(value, SENDERS)
+        session.first_token(value)
+        tell.session.advance(value, 16)
+    tell.session.advance([], 16)
+    session.reserve(new_key(), SENDERS * 1000, 0, 16, BLOCKS)
+    session.reserve(new_key(), SENDERS, 0, 16, BLOCKS * (1 << 17))
+    for _ in range(300):  # together far more than one message takes
+        session.decline(live, [Sender("e" * 512, "h" * 512, 1)] * 256)
+    last = new_key()
+    say.reserve(last, "land")
+    until(lambda: bool(say.of(last)))
+    tell.session.advance(last, 16)
+    until(lambda: _taken(daemon, Advance).key == last)
+    assert ReservationEnded not in ends(say, live)
+    tell.poll()
+    assert not [event for event in say.seen + tell.seen if isinstance(event, Disconnected)]
+    refused = [event.fault for event in say.seen if isinstance(event, ReservationEnded) and event.fault]
+    assert refused
+    assert {fault.reason for fault in refused} == {Reason.INVALID}
+    assert any("lease is inf s" in fault.detail for fault in refused)
+    assert any("senders=(None,)" in fault.detail for fault in refused)
+
+
+def _taken(daemon: Daemon, kind: type[Any]) -> Any:
+    """The next item of a kind that the daemon takes."""
+    while not isinstance(item := daemon.desk.items.get(timeout=DEADLINE), kind):
+        pass
+    return item
+
+
+def test_a_handoff_whose_append_fits_no_message_is_taken_back_and_ends(
+    daemons: Daemons, engines: Engines
+) -> None:
+    daemons()
+    engine, key = connected(engines()), new_key()
+    engine.session.handoff(key, BLOCKS)
+    engine.session.handoff(key, BLOCKS, receiver_engine_id="\ud800")
+    ended = engine.await_event(HandoffEnded)
+    assert ended.key == key
+    assert ended.fault is not None
+    assert ended.fault.reason is Reason.INVALID
+
+
+def test_a_session_that_no_daemon_could_be_told_of_is_not_made(runtime_dir: Path) -> None:
+    wrong: Any = 7
+    with pytest.raises(ValueError, match="engine_id=7"):
+        Session(runtime_dir, replace(scheduler(), engine_id=wrong))
+    with pytest.raises(ValueError, match="rank=-1"):
+        Session(runtime_dir, replace(scheduler(), rank=-1))
+    with (
+        closing(Pool.create(LAYOUT.pool_bytes, "pool")) as pool,
+        pytest.raises(ValueError, match=r"DescribePool.*-1"),
+    ):
+        Session(runtime_dir, worker(), pool, replace(LAYOUT, blocks=-1))
+
+
+def test_nothing_was_handed_off_is_not_what_a_seal_can_say(daemons: Daemons, engines: Engines) -> None:
+    daemons()
+    engine, key = connected(engines()), new_key()
+    engine.session.handoff(key, BLOCKS, seal=0, lease=0.1)
+    assert engine.await_event(HandoffEnded).fault == Fault(
+        Reason.INVALID, "Handoff: seal is 0, not from 1 to 2147483647"
+    )
+
+
 # --- the daemon is away -----------------------------------------------------------------------------------
 
 
@@ -330,6 +440,15 @@ def test_a_session_that_may_not_come_to_the_daemon_says_so_and_connects_once_it_
             another.stdin.write("\n")
             another.stdin.flush()
         assert another.stdout.readline() == "connected\n"
+
+
+def test_a_file_in_the_place_of_the_folder_is_named_as_such(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(mode=0o644)
+    session = Session(tmp_path / "file", scheduler())
+    session.start()
+    with pytest.raises(DaemonUnreachable, match=f"{tmp_path}/file is no folder"):
+        session.wait_ready(1.0)
+    session.close()
 
 
 def test_a_folder_that_can_not_be_looked_at_is_named_with_the_reason(runtime_dir: Path) -> None:

@@ -298,6 +298,44 @@ def test_a_user_who_may_not_enter_the_folder_is_told_whose_member_to_become(
     assert ran.stdout == f"/nowhere\nthis user may not enter {closed} {owned}\n"
 
 
+ANOTHER_USERS_COMMAND = """
+import contextlib, io, os, sys
+from kvpushctl.__main__ import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()):
+        main([sys.argv[1], "--runtime-dir", "/nowhere"])  # imports what another user can't
+os.setgroups([]), os.setgid(65534), os.setuid(65534)
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "how"), [("status", "flag"), ("version", "variable"), ("doctor", "variable")]
+)
+@pytest.mark.parametrize(
+    ("mode", "said"), [(0o750, "may not enter {closed}"), (0o711, "{closed}/admin.sock does not exist")]
+)
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_a_folder_need_not_be_readable_for_another_user_to_ask_there(
+    mode: int, said: str, command: str, how: str
+) -> None:
+    with tempfile.TemporaryDirectory() as closed:
+        Path(closed).chmod(mode)
+        env = {"PYTHONPATH": str(REPOSITORY / "client"), "COLUMNS": "300"}
+        flag = ["--runtime-dir", closed] if how == "flag" else []
+        if how == "variable":
+            env["KVPUSHD_RUNTIME_DIR"] = closed
+        ran = subprocess.run(
+            [sys.executable, "-c", ANOTHER_USERS_COMMAND, command, *flag],
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ran.returncode in (0, 1, 3), ran.stderr
+    assert said.format(closed=closed) in ran.stdout + ran.stderr
+
+
 @pytest.mark.parametrize("arguments", [["nonsense"], ["transfers", "xyz"], ["status", "-o", "xml"]])
 def test_wrong_usage_exits_with_two(ctl: Ctl, arguments: list[str]) -> None:
     ran = ctl(*arguments)

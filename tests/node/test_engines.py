@@ -88,7 +88,17 @@ def test_who_is_refused_an_engines_name_does_not_hear_its_launch(metrics: Metric
             said = await refused(engines, replace(SCHEDULER, launch="another"), Duplicate)
             assert "one-launch" not in said
             assert "'engine'" in said
-            assert "vllm 1" in said
+            assert "another engine (vllm 1): give each" in said
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_does_not_say_what_it_is_is_called_so(metrics: Metrics) -> None:
+    async def run() -> None:
+        async with room(Mapper(), metrics) as engines:
+            await joined(engines, replace(SCHEDULER, software=""))
+            said = await refused(engines, replace(SCHEDULER, launch="another"), Duplicate)
+            assert "another engine (unnamed): give each" in said
 
     asyncio.run(run())
 
