@@ -91,9 +91,12 @@ def read(argv: Sequence[str], env: Mapping[str, str]) -> Loaded:
         values[field], sources[field] = value, f"environment {known[field].variable}"
     for field, value in given.items():
         values[field], sources[field] = value, f"flag {known[field].flag}"
+    try:
+        settings = _validated(values, sources, env)
+    except ConfigErrors as error:
+        raise ConfigErrors([*errors, *error.lines]) from None
     if errors:
         raise ConfigErrors(errors)
-    settings = _validated(values, sources, env)
     if settings.faults != Faults() and env.get(ALLOW_FAULTS) != "1":
         where = ", ".join(f"{f} from {s}" for f, s in sources.items() if f.startswith("faults."))
         raise ConfigErrors([f"faults: only for tests; set {ALLOW_FAULTS}=1 to mean it ({where})"])

@@ -13,14 +13,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
     ConfigDict,
     Field,
     PlainSerializer,
+    field_validator,
     model_validator,
 )
 
@@ -28,6 +31,8 @@ PREFIX = "KVPUSHD_"
 
 # Tables that are one value: their keys are the user's.
 _WHOLE = frozenset({"ucx.env"})
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?")
+_EVERYWHERE = ("0.0.0.0", "::")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -58,9 +63,49 @@ def _mode(value: object) -> object:
     return int(value.removeprefix("0o"), 8)
 
 
+def _environment(variables: dict[str, str]) -> dict[str, str]:
+    for name in variables:
+        if not name or "=" in name:
+            raise ValueError(f"{name!r} is no variable's name")
+    return variables
+
+
+def _host(value: str) -> str:
+    if not _HOST.fullmatch(value):
+        raise ValueError("expected a host's name or its address")
+    return value
+
+
+def _elsewhere(value: str) -> str:
+    if value in _EVERYWHERE:
+        raise ValueError("expected a host that other nodes reach, not the address of all interfaces")
+    return value
+
+
+def _endpoint(value: str) -> str:
+    if value:
+        parts = urlsplit(value)  # raises ValueError, as its port does
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError('expected a URL, such as "http://collector:4317"')
+        _host(parts.hostname)
+    return value
+
+
+def _texts(value: object) -> Iterator[str]:
+    """All text in a value as a file, a variable or a flag gives it."""
+    if isinstance(value, dict):
+        yield from (text for pair in value.items() for part in pair for text in _texts(part))
+    elif isinstance(value, list | tuple):
+        yield from (text for part in value for text in _texts(part))
+    elif isinstance(value, str | Path):
+        yield str(value)
+
+
 Seconds = Annotated[float, BeforeValidator(_seconds)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Variables = Annotated[dict[str, str], BeforeValidator(_mapped)]
+Variables = Annotated[dict[str, str], BeforeValidator(_mapped), AfterValidator(_environment)]
+Host = Annotated[str, AfterValidator(_host)]
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
 # Text only: a bare 440 would be a number, and another mode.
 Mode = Annotated[
     int, BeforeValidator(_mode), Field(ge=0, le=0o777), PlainSerializer(lambda mode: f"{mode:04o}")
@@ -73,6 +118,15 @@ class Part(BaseModel):
     """A table of the configuration."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _text(cls, value: object) -> object:
+        """No path, name or variable takes what is not text: whoever is given it raises ValueError."""
+        for text in _texts(value):
+            if "\x00" in text or text.encode("utf-8", "replace").decode() != text:
+                raise ValueError("expected text, without NUL and in UTF-8")
+        return value
 
 
 class Tls(Part):
@@ -155,11 +209,11 @@ class Settings(Part):
     socket_group: str = ""
     """Group that owns the sockets; empty = the daemon's own."""
 
-    peer_host: str = "0.0.0.0"
+    peer_host: Host = "0.0.0.0"
     """Address on which other nodes' daemons are listened to."""
     peer_port: Port = 7766
     """Port on which other nodes' daemons are listened to; 0 = any free one."""
-    advertised_host: str
+    advertised_host: Annotated[Host, AfterValidator(_elsewhere)]
     """Host under which other nodes reach this one. Default: peer_host, or the address of the first route."""
     allowed_peers: Names = ("*",)
     """Patterns of the names that peers' certificates may carry; "*" = whoever the authority signed."""
@@ -173,7 +227,7 @@ class Settings(Part):
     connect_timeout: Seconds = Field(default=5.0, gt=0, le=600)
     """Time that a link may take to come up."""
 
-    http_host: str = "127.0.0.1"
+    http_host: Host = "127.0.0.1"
     """Address of /metrics, /healthz and /readyz."""
     http_port: Port = 7767
     """Port of /metrics, /healthz and /readyz; 0 = any free one."""
@@ -201,7 +255,7 @@ class Settings(Part):
 
     limits: Limits = Limits()
     log: Log = Log()
-    otlp_endpoint: str = ""
+    otlp_endpoint: Endpoint = ""
     """Where traces go (OTLP over gRPC), e.g. "http://collector:4317"; empty = nowhere."""
     faults: Faults = Faults()
 

@@ -150,6 +150,27 @@ def test_settings_can_not_be_changed() -> None:
             [],
             'socket_mode = 440: expected an octal mode, such as "0660" (from FILE)',
         ),
+        ("", {}, ["--advertised-host="], 'advertised_host = "": expected a host'),
+        ("", {}, ["--advertised-host=a b"], 'advertised_host = "a b": expected a host'),
+        ('advertised_host = "0.0.0.0"', {}, [], 'advertised_host = "0.0.0.0": expected a host that other'),
+        ("", {}, ["--advertised-host=::"], 'advertised_host = "::": expected a host that other'),
+        ("", {}, ["--peer-host="], 'peer_host = "": expected a host'),
+        ("", {}, ["--http-host", "http://x"], 'http_host = "http://x": expected a host'),
+        ("", {}, ["--otlp-endpoint=foo"], 'otlp_endpoint = "foo": expected a URL'),
+        ("", {}, ["--otlp-endpoint=http://"], 'otlp_endpoint = "http://": expected a URL'),
+        ("", {}, ["--otlp-endpoint=http://a b:1"], 'otlp_endpoint = "http://a b:1": expected a host'),
+        ("", {}, ["--otlp-endpoint=http://a:99999"], 'otlp_endpoint = "http://a:99999": port out of range'),
+        (
+            '[ucx.env]\n"A=B" = "1"',
+            {},
+            [],
+            "ucx.env = {A=B = \"1\"}: 'A=B' is no variable's name (from FILE)",
+        ),
+        ('[ucx.env]\n"" = "1"', {}, [], "'' is no variable's name (from FILE)"),
+        ('[ucx.env]\nA = "x\\u0000y"', {}, [], "expected text, without NUL and in UTF-8 (from FILE)"),
+        ('runtime_dir = "/a\\u0000b"', {}, [], "expected text, without NUL and in UTF-8 (from FILE)"),
+        ("", {"KVPUSHD_RUNTIME_DIR": "/\udcff"}, [], "expected text, without NUL and in UTF-8 (from env"),
+        ('tls.ca = "a\\u0000b"\ntls.cert = "c"\ntls.key = "k"', {}, [], "expected text, without NUL"),
         ("", {}, ["--ucx-env", "A"], 'ucx.env = "A": expected NAME=value,NAME=value'),
         ("[ucx.env]\nA = 1", {}, [], "ucx.env = 1: "),
         ("lease = [", {}, [], "FILE: "),
@@ -183,6 +204,11 @@ def test_one_line_says_what_is_wrong_and_where_it_came_from(
 def test_all_that_is_wrong_is_said_at_once() -> None:
     lines = complaints(["--lease", "-1", "--http-port", "99999"], {})
     assert [line.split(" = ")[0] for line in lines] == ["http_port", "lease"]
+
+
+def test_what_is_unknown_hides_nothing_that_is_wrong() -> None:
+    lines = complaints(["--lease", "-1"], {"KVPUSHD_LEAS": "1"})
+    assert [line.split(" = ")[0].partition(":")[0] for line in lines] == ["KVPUSHD_LEAS", "lease"]
 
 
 def test_a_file_that_is_not_there_is_said_with_its_name() -> None:

@@ -64,8 +64,9 @@ StartMover = Callable[[MoverSettings, Sequence[int]], tuple[Link, Child]]
 class MoverProcess:
     """A child process. `wait` returns only when the kernel has taken it down: nothing of it runs any more."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], settings: MoverSettings) -> None:
         self._process = process
+        self._settings = settings
         # A pidfd and not SIGCHLD: it names this process for ever, and needs no handler in the daemon.
         self._pidfd = os.pidfd_open(process.pid)
         self._reaping: asyncio.Task[str] | None = None
@@ -92,7 +93,7 @@ class MoverProcess:
                 env=_environment(settings),
                 pass_fds=(theirs.fileno(), *pass_fds),
             )
-        return Link(ours), cls(process)
+        return Link(ours), cls(process, settings)
 
     @property
     def pid(self) -> int:
@@ -137,6 +138,12 @@ class MoverProcess:
             self._process.stdin.close()
         if status < 0:
             return f"killed by {signal.Signals(-status).name}"
+        if status == os.EX_CONFIG:
+            ucx = self._settings
+            return (
+                f"its transport does not start with ucx.tls = {ucx.ucx_tls!r}, "
+                f"ucx.net_devices = {ucx.net_devices!r}, ucx.env = {dict(ucx.environment)!r}"
+            )
         return f"exit status {status}"
 
 

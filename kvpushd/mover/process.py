@@ -13,11 +13,13 @@ import os
 import select
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvpush_client._proto import mover_pb2
+from kvpushd.errors import ConfigError
 from kvpushd.memory.host import anonymous
 from kvpushd.mover.lanes import Lanes
 from kvpushd.mover.link import Letter, Link, LinkClosed
@@ -65,9 +67,13 @@ def main(argv: Sequence[str] | None = None, parts: Parts = Parts()) -> int:
     options = parser.parse_args(argv)
     _settle(options.parent)
     lanes = Lanes.of_stdout()
-    _stand_by(options.agent)
-    link = parts.link(socket.socket(fileno=options.fd))
-    transport = parts.transport(options.agent)
+    try:
+        _stand_by(options.agent)
+        link = parts.link(socket.socket(fileno=options.fd))
+        transport = parts.transport(options.agent)
+    except ConfigError as error:
+        sys.stderr.write(f"kvpushd mover: {error}\n")
+        return os.EX_CONFIG
     local, outgoing = (_wrapped(each, options) for each in (parts.local(), transport))
     mover = parts.mover(local, transport, outgoing=outgoing, lanes=lanes.names)
     try:

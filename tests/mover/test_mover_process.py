@@ -217,10 +217,15 @@ def test_a_stopped_mover_ends_in_order() -> None:
     asyncio.run(scene())
 
 
-def test_a_mover_that_can_not_begin_says_so() -> None:
+def test_a_mover_that_can_not_begin_says_so(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     async def scene() -> None:
-        with pytest.raises(MoverDied, match="exit status 1"):
-            await soon(MoverHandle.spawn(MoverSettings("none", ucx_tls="no-such-transport")))
+        said = r"ucx\.tls = 'no-such-transport', ucx\.net_devices = 'all', ucx\.env = {'UCX_A': '1'}"
+        wrong = MoverSettings("none", ucx_tls="no-such-transport", environment={"UCX_A": "1"})
+        with pytest.raises(MoverDied, match=said):
+            await soon(MoverHandle.spawn(wrong))
+        assert "Traceback" not in capfd.readouterr().err
 
     asyncio.run(scene())
 
