@@ -31,6 +31,7 @@ from kvpushd.http import HttpPort
 from kvpushd.logs import Sparing
 from kvpushd.metrics import Metrics
 from kvpushd.mover.child import MoverProcess, MoverSettings, StartMover
+from kvpushd.node.descriptors import Descriptors
 from kvpushd.node.engines import EngineRoom
 from kvpushd.node.floor import Floor
 from kvpushd.node.history import History
@@ -99,6 +100,7 @@ class Daemon:
         self._dispossessed = False
         self._stop = asyncio.Event()
         self._log = structlog.get_logger("kvpushd")
+        self._descriptors = Descriptors(self._log)
         self._notify = Notify(os.environ)
 
     async def serve(self) -> int:
@@ -170,6 +172,7 @@ class Daemon:
             tasks.start(self._metrics.watch_loop())
             tasks.start(self._floor.watch())
             tasks.start(self._security.watch())
+            tasks.start(self._descriptors.watch())
             tasks.start(self._notify.watch(self._is_well))
             tasks.start(self._watch_place())
             # What the start made lives as long as the process: the collector need not look at it again.
@@ -376,6 +379,8 @@ class Daemon:
             problems.append(self._movers.problem)
         if (lost := self._place.problem()) is not None:
             problems.append(lost)
+        if self._descriptors.problem is not None:
+            problems.append(self._descriptors.problem)
         return problems
 
 

@@ -35,7 +35,10 @@ def exchange(
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
             sock.setblocking(False)
-            sock.connect(str(path))
+            try:
+                sock.connect(str(path))
+            except BlockingIOError:
+                raise OSError("more processes wait to be let in than it takes at a time") from None
             socket.send_fds(sock, [offer], [fd] if pool is not None else [])
             _await_readable(sock, wake, timeout)
             data, lifeline = _receive(sock)

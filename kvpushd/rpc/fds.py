@@ -9,6 +9,7 @@ import os
 import socket
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 import structlog
@@ -55,7 +56,8 @@ class FdService:
         """`listener` is a SOCK_SEQPACKET socket, `lifeline` the read end of a pipe: both stay the caller's.
 
         A connection that says nothing within `timeout` seconds is closed; beyond `most_connections` at a
-        time, new ones wait. `rejected` hears of each offer that was refused.
+        time, the oldest goes for one more: an engine speaks as it comes, and who only holds on to connections
+        keeps no engine out. `rejected` hears of each offer that was refused.
         """
         self._listener = listener
         self._bearer = bearer
@@ -63,42 +65,54 @@ class FdService:
         self._lifeline = lifeline
         self._timeout = timeout
         self._rejected = rejected
-        self._slots = asyncio.Semaphore(most_connections)
+        self._most = most_connections
+        self._attending: dict[asyncio.Task[None], None] = {}
+        """One for each open connection, the oldest first."""
         self._sparing = Sparing(structlog.get_logger("kvpushd.fds"))
 
     async def serve(self) -> None:
         """Until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                await self._slots.acquire()
                 await _readable(self._listener)
                 try:
                     connection, _ = self._listener.accept()
                 except BlockingIOError:
-                    self._slots.release()
+                    continue
                 except OSError as error:
                     # Out of descriptors, say. The connection stays in the backlog: try again, in a while.
                     self._sparing.warning("accept", "can't accept on fd.sock", error=str(error))
-                    self._slots.release()
                     await asyncio.sleep(0.1)
                 else:
-                    group.create_task(self._attend(connection))
+                    self._make_room()
+                    task = group.create_task(self._attend(connection))
+                    self._attending[task] = None
+                    task.add_done_callback(partial(self._close, connection))
+
+    def _make_room(self) -> None:
+        if len(self._attending) >= self._most:
+            oldest = next(iter(self._attending))
+            del self._attending[oldest]
+            oldest.cancel()
+            self._sparing.warning("many", "the oldest connection to fd.sock was closed", open=self._most)
+
+    def _close(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        # Not before its task has ended, which takes the descriptor out of the loop: it is another's soon.
+        self._attending.pop(task, None)
+        connection.close()
 
     async def _attend(self, connection: socket.socket) -> None:
-        with connection:
-            connection.setblocking(False)
-            try:
-                async with asyncio.timeout(self._timeout):
-                    await _readable(connection)
-                    answer = self._answer(connection)
-                    if answer is not None:
-                        await self._send(connection, answer)
-            except TimeoutError:
-                self._sparing.warning("silent", "a connection to fd.sock said nothing", seconds=self._timeout)
-            except OSError as error:
-                self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
-            finally:
-                self._slots.release()
+        connection.setblocking(False)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await _readable(connection)
+                answer = self._answer(connection)
+                if answer is not None:
+                    await self._send(connection, answer)
+        except TimeoutError:
+            self._sparing.warning("silent", "a connection to fd.sock said nothing", seconds=self._timeout)
+        except OSError as error:
+            self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
 
     def _answer(self, connection: socket.socket) -> engine_pb2.PoolAnswer | None:
         data, fds, whole = _receive(connection)

@@ -89,11 +89,8 @@ class FaultyFdService(FdService):
                 await self._points.endure(rule)
             if rule is None or rule.act is not Act.DROP:
                 await super()._attend(connection)
-                return
         except Broken as error:
             self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
-        connection.close()
-        self._slots.release()
 
     async def _send(self, connection: socket.socket, answer: engine_pb2.PoolAnswer) -> None:
         rule = self._points.strikes("fds.send.PoolAnswer", "before")

@@ -4,7 +4,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +30,17 @@ def test_a_lifeline_that_gets_no_thread_is_refused_when_it_comes_and_not_when_it
         fdsock.Lifeline(reads)
     os.close(writes)
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_socket_at_which_too_many_wait_is_said_to_be_so(tmp_path: Path) -> None:
+    path = tmp_path / "fd.sock"
+    with ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(2)]
+        socks[0].bind(str(path))
+        socks[0].listen(0)
+        socks[1].connect(str(path))
+        with pytest.raises(DaemonUnreachable, match=r"fd\.sock: more processes wait to be let in"):
+            fdsock.exchange(path, b"token", None, timeout=1.0, wake=socks[0].fileno())
 
 
 def test_a_lifeline_that_nobody_watches_closes() -> None:

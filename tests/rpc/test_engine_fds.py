@@ -6,7 +6,10 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -154,3 +157,61 @@ def test_connections_that_say_nothing_hold_up_nobody(runtime_dir: Path) -> None:
     assert serves(runtime_dir)
     for sock in silent:
         sock.close()
+
+
+def test_beyond_sixty_four_connections_the_oldest_goes_for_one_more(runtime_dir: Path) -> None:
+    with ExitStack() as stack:
+        silent = [
+            stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)) for _ in range(67)
+        ]
+        for sock in silent:
+            sock.settimeout(3.0)  # each may say nothing for five
+            sock.connect(str(runtime_dir / "fd.sock"))
+        assert [sock.recv(1) for sock in silent[:3]] == [b""] * 3
+        silent[3].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[3].recv(1)
+
+
+def test_whoever_only_holds_on_to_connections_keeps_no_engine_out(runtime_dir: Path) -> None:
+    path = str(runtime_dir / "fd.sock")
+    over = threading.Event()
+
+    def hold(held: list[socket.socket]) -> None:
+        """As many as there is room for, and another for each that is closed."""
+        while not over.is_set():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.setblocking(False)
+            try:
+                sock.connect(path)
+                held.append(sock)
+            except BlockingIOError:
+                sock.close()
+                over.wait(0.002)
+            for one in [one for one in held if _is_closed(one)]:
+                held.remove(one)
+                one.close()
+
+    held: list[socket.socket] = []
+    holder = threading.Thread(target=hold, args=(held,))
+    holder.start()
+    try:
+        until(lambda: len(held) >= 60)
+        before = time.monotonic()
+        assert all(serves(runtime_dir) for _ in range(3))
+        took = time.monotonic() - before
+    finally:
+        over.set()
+        holder.join()
+        for sock in held:
+            sock.close()
+    assert took < 5.0, "that is what each connection is given to speak"
+
+
+def _is_closed(sock: socket.socket) -> bool:
+    try:
+        return sock.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True

@@ -86,17 +86,21 @@ def limited(pid: int, what: int, soft: int) -> Iterator[None]:
             resource.prlimit(pid, what, before)
 
 
-def test_a_daemon_out_of_descriptors_serves_who_is_there_and_takes_others_once_it_can(folder: Path) -> None:
+@pytest.mark.parametrize("most", [None, 8], ids=["no more", "less than it has"])
+def test_a_daemon_out_of_descriptors_serves_who_is_there_and_takes_others_once_it_can(
+    folder: Path, most: int | None
+) -> None:
     with Node("n", folder, link_silence=2.0) as node, ExitStack() as stack:
         s, r = stack.enter_context(Engine(node, "s")), stack.enter_context(Engine(node, "r"))
         transfer(s, r)
         late = Session(node.runtime_dir, Identity("late", "l", Role.SCHEDULER, fingerprint=FINGERPRINT))
-        with limited(node.pid, resource.RLIMIT_NOFILE, descriptors(node.pid)):
+        with limited(node.pid, resource.RLIMIT_NOFILE, descriptors(node.pid) if most is None else most):
             late.start()
             with pytest.raises((DaemonUnreachable, DaemonRefused, TimeoutError)):
                 late.wait_ready(3.0)
             transfer(s, r, seed=2)
             assert node.running
+            assert node.log.read_text().count("out of descriptors: who is connected") == 1
         late.wait_ready(DEADLINE)
         late.close()
         eventually(lambda: "late" not in {e.engine_id for e in node.engines()})
