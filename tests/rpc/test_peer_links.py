@@ -165,38 +165,38 @@ async def test_who_connects_and_does_not_come_through_the_handshake_is_hung_up_o
     async with sending(connect_timeout=0.5) as sender:
         reader, writer = await asyncio.open_connection("127.0.0.1", sender.port)
         writer.write(said)
-        began = time.monotonic()
         async with asyncio.timeout(15):
             with contextlib.suppress(ConnectionResetError):
                 while await reader.read(1024):
                     pass
-        assert time.monotonic() - began < 10
         writer.close()
 
 
 @in_loop
 async def test_strangers_connections_are_bounded_by_the_files_that_the_process_may_open() -> None:
-    files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (512, most))
-    try:
-        async with sending(connect_timeout=60) as sender:
-            strangers = [await asyncio.open_connection("127.0.0.1", sender.port) for _ in range(160)]
-            told = [asyncio.ensure_future(reader.read()) for reader, _ in strangers]
-            ends = asyncio.as_completed(told)
-            async with asyncio.timeout(HANDSHAKE / 2):  # after which all of them would end
-                for _ in range(160 - 512 // 4):
-                    await next(ends)
-            assert sum(not end.done() for end in told) == 512 // 4
-            for end in told:
-                end.cancel()
-            for _, writer in strangers:
-                writer.transport.abort()
-            async with receiving() as (links, heard):
-                while heard.ups.empty():  # the server hears of its strangers' ends in its own time
-                    links.dial(sender.address)
-                    await asyncio.sleep(0.1)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (files, most))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with contextlib.AsyncExitStack() as stack:
+        # Only as it begins: this process has both ends of all connections, and much else open.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
+        try:
+            sender = await stack.enter_async_context(sending(connect_timeout=60))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        strangers = [await asyncio.open_connection("127.0.0.1", sender.port) for _ in range(160)]
+        told = [asyncio.ensure_future(reader.read()) for reader, _ in strangers]
+        ends = asyncio.as_completed(told)
+        async with asyncio.timeout(HANDSHAKE / 2):  # after which all of them would end
+            for _ in range(160 - 512 // 4):
+                await next(ends)
+        assert sum(not end.done() for end in told) == 512 // 4
+        for end in told:
+            end.cancel()
+        for _, writer in strangers:
+            writer.transport.abort()
+        async with receiving() as (links, heard):
+            while heard.ups.empty():  # the server hears of its strangers' ends in its own time
+                links.dial(sender.address)
+                await asyncio.sleep(0.1)
 
 
 @in_loop
