@@ -11,6 +11,7 @@ import pytest
 
 from kvpushd.core.runs import Runs
 from kvpushd.mover.transport.base import Region, Write
+from kvpushd.mover.transport.nixl import NixlTransport
 from kvpushd.mover.transport.outlet import ALL_ROUNDS, ASKED, Outlet
 
 POOL = Region(b"pool", 0, 1 << 20)
@@ -34,11 +35,24 @@ class Agents:
         self.done: set[Handle] = set()
         self.asked: list[Handle] = []
 
-    def make(self, name: str, owner: object) -> Any:
+    def make(self, name: str, owner: object = None) -> Any:
         return self
 
     def heard(self, sender: object) -> list[Any]:
+        assert sender is not None, "its agent is destroyed"
         return []
+
+    def tell(self, sender: object, name: str, notice: object) -> None:
+        """Nobody hears it."""
+
+    def connection_of(self, sender: object) -> bytes:
+        return b"near"
+
+    def make_connection(self, name: str) -> None:
+        """It is there."""
+
+    def register_memory(self, *of: object) -> Handle:
+        return Handle()
 
     def add_remote_agent(self, metadata: bytes) -> bytes:
         return b"far"
@@ -96,3 +110,29 @@ def test_one_that_overtakes_the_oldest_is_found_within_some_rounds(agents: Agent
     assert [outlet.moved_on() for _ in range(ALL_ROUNDS)].count(True) == 1
     assert [ended.write_id for ended in outlet.ended] == [MANY - 1]
     assert outlet.in_flight == outlet.transfers == MANY - 1
+
+
+class Refusing(Agents):
+    """Whose agents fail as they begin a transfer: the receiving one is gone."""
+
+    def transfer(self, transfer: Handle) -> None:
+        raise RuntimeError("disconnected")
+
+
+@pytest.mark.parametrize("fabrics", ["tcp,self", "all"])
+def test_a_way_that_is_closed_before_its_failed_write_was_heard_of_ends_it_once(
+    monkeypatch: pytest.MonkeyPatch, fabrics: str
+) -> None:
+    monkeypatch.setenv("UCX_TLS", fabrics)
+    transport = NixlTransport("near", Refusing)  # type: ignore[arg-type]
+    transport.register(POOL)
+    transport.open_outlet(1, "far", b"", [POOL])
+    at = np.array([0])
+    transport.post(Write(7, 1, b"pool", b"pool", Runs(at, at, np.array([4096]))))
+    transport.close_outlet(1)
+    assert transport.in_flight == 1
+    (ended,) = transport.poll()
+    assert ended.write_id == 7
+    assert ended.fault is not None
+    assert transport.poll() == []
+    assert transport.handles().outlets == transport.in_flight == 0

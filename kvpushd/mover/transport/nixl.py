@@ -128,7 +128,7 @@ class NixlTransport:
             return
         outlet.closing = True
         if not outlet.in_flight:
-            self._outlets.pop(outlet_id).close()
+            self.cut_outlet(outlet_id)
 
     def cut_outlet(self, outlet_id: int) -> None:
         """Destroys the sending agent, here and now."""
@@ -136,6 +136,7 @@ class NixlTransport:
         if outlet is None:
             return
         self._writing.pop(outlet_id, None)
+        # What has ended since the last poll is still to be given out.
         self._ended += outlet.ended
         fault = Fault(Reason.TRANSPORT_FAILED, f"the way to agent {outlet.agent} was cut")
         self._ended += [Completion(write_id, fault) for write_id in outlet.close()]
