@@ -199,8 +199,8 @@ def test_a_hello_from_nonsense_or_from_another_agent_is_not_met(two: Two) -> Non
     inlet, token = two.receiver._inlets[1], notices.token_of(two.metadata)
     agents = two.sender._agents
     other = agents.make(f"{two.agent}-of-another")
-    for metadata in (b"nothing that NIXL wrote", two.metadata, agents.connection_of(other)):
-        inlet._hear("an impostor", Hello(token, metadata))
+    for number, metadata in enumerate((b"nothing of NIXL's", two.metadata, agents.connection_of(other))):
+        inlet._hear(f"impostor {number}", Hello(token, metadata))  # one would be tried once for a while
         assert not inlet._met
     inlet._hear(f"{two.agent}-of-another", Hello(token, agents.connection_of(other)))
     assert list(inlet._met) == [f"{two.agent}-of-another"]
