@@ -31,7 +31,6 @@ MAX_LAYER = (1 << 32) - 1
 MAX_BLOCK_IDS = 1 << 20
 """Block ids in one item, over all groups."""
 MAX_PROMPTS = 8
-MAX_DIGEST = 32
 _MOST_LISTS = 1 << 16
 """Lists of blocks in one item."""
 _repr = reprlib.Repr()
@@ -156,7 +155,7 @@ def item_from_wire(message: engine_pb2.EngineItem) -> Item:
                 lease=wire.lease_from_wire(reserve.lease_ms),
                 priority=reserve.priority,
                 label=wire.text("label", reserve.label),
-                prompt=digest_from_wire("prompt", reserve.prompt),
+                prompt=wire.digest("prompt", reserve.prompt),
             )
         case "cancel":
             cancel = message.cancel
@@ -232,13 +231,7 @@ def _senders_from_wire(senders: Iterable[engine_pb2.SenderAddress]) -> tuple[Sen
 
 def _prompts_from_wire(messages: Sequence[engine_pb2.Prompt]) -> tuple[Prompt, ...]:
     wire.within("number of prompts", len(messages), 0, MAX_PROMPTS)
-    return tuple(Prompt(_position("end", p.end), digest_from_wire("digest", p.digest)) for p in messages)
-
-
-def digest_from_wire(name: str, said: bytes) -> bytes:
-    """A digest. Raises Malformed where it is too long to be one."""
-    wire.within(f"length of {name}", len(said), 0, MAX_DIGEST)
-    return said
+    return tuple(Prompt(_position("end", p.end), wire.digest("digest", p.digest)) for p in messages)
 
 
 def _position(name: str, value: int) -> int:

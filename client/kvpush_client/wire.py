@@ -14,6 +14,8 @@ from kvpush_client.layout import Blocks, Group, GroupKind, Layer, Layout, Plane
 TRANSFER_ID_BYTES = 16
 MAX_TEXT = 512
 """Characters of an id, a host or a label."""
+MAX_DIGEST = 32
+"""Bytes."""
 MAX_LEASE = (1 << 32) // 1000 - 1
 """Seconds: 49 days."""
 
@@ -195,6 +197,12 @@ def text(name: str, value: str, *, empty: bool = True) -> str:
         raise Malformed(f"{name} has {len(value)} characters; at most {MAX_TEXT} are allowed")
     if not value and not empty:
         raise Malformed(f"{name} is empty")
+    return value
+
+
+def digest(name: str, value: bytes) -> bytes:
+    """The value. Raises Malformed where it is longer than MAX_DIGEST."""
+    within(f"length of {name}", len(value), 0, MAX_DIGEST)
     return value
 
 

@@ -130,8 +130,10 @@ class Transfers:
         """Does what follows from what a handoff names, and from who wants it."""
         targets = [target for target in self.targets.these(handoff.targets) if target.live]
         for target in targets:
+            if handoff.fault is not None:
+                break
             fault = prompt_fault(target, handoff) or coverage_fault(target, handoff, engine)
-            if handoff.fault is None and fault is not None:
+            if fault is not None:
                 self.end(handoff, fault, now)
         for target in targets:
             if target.live:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from kvpush_client import item_wire, wire
+from kvpush_client import wire
 from kvpush_client._proto import types_pb2
 from kvpush_client.events import Counts, Fault, TransferKey
 from kvpush_client.wire import counts_to_wire, fault_to_wire, key_to_wire, layout_to_wire
@@ -79,7 +79,7 @@ def name_from_wire(value: str, field: str, *, empty: bool = False) -> str:
 def digest_from_wire(said: bytes, field: str) -> bytes:
     """A digest. Raises Invalid where it is too long to be one."""
     with _named(field):
-        return item_wire.digest_from_wire("digest", said)
+        return wire.digest("digest", said)
 
 
 def fault_from_wire(message: types_pb2.Fault) -> Fault:
