@@ -305,5 +305,5 @@ def _bound(bind: Callable[[], int], address: str) -> int:
         return bind()
     except RuntimeError as error:  # gRPC knows no other, and no reason
         raise ConfigError(
-            f"can't listen on {address}: is the port taken, the address this host's?"
+            f"can't listen on {address}: is the port taken, the address this host's, are files left to open?"
         ) from error

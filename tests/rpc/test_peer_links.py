@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
-import resource
 import signal
 import socket
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,40 @@ from tests.rpc.peer_kit import (
 
 ROOT = Path(__file__).resolve().parents[2]
 HELLO = terms("raw").hello()
+
+
+CHILD = """
+import asyncio, json, resource, sys
+from tests.rpc.peer_kit import sending
+async def main():
+    files, changed = json.loads(sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    async with sending("child", **changed) as sender:
+        print(sender.address, flush=True)
+        await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+@contextlib.asynccontextmanager
+async def child(files: int = 1024, **said: Any) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A node that takes links in a process of its own, which may open so many files; and its address."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        CHILD,
+        json.dumps([files, said]),
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
+    )
+    try:
+        assert process.stdout
+        yield process, (await soon(process.stdout.readline())).decode().strip()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 def changed(**fields: Any) -> peer_pb2.PeerHello:
@@ -174,15 +209,10 @@ async def test_who_connects_and_does_not_come_through_the_handshake_is_hung_up_o
 
 @in_loop
 async def test_strangers_connections_are_bounded_by_the_files_that_the_process_may_open() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with contextlib.AsyncExitStack() as stack:
-        # Only as it begins: this process has both ends of all connections, and much else open.
-        resource.setrlimit(resource.RLIMIT_NOFILE, (512, before[1]))
-        try:
-            sender = await stack.enter_async_context(sending(connect_timeout=60))
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-        strangers = [await asyncio.open_connection("127.0.0.1", sender.port) for _ in range(160)]
+    # In a process of its own: this one has both ends of all connections, and what other tests left open.
+    async with child(files=512, connect_timeout=60) as (_, address):
+        host, port = address.rsplit(":", 1)
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(160)]
         told = [asyncio.ensure_future(reader.read()) for reader, _ in strangers]
         ends = asyncio.as_completed(told)
         async with asyncio.timeout(HANDSHAKE / 2):  # after which all of them would end
@@ -195,7 +225,7 @@ async def test_strangers_connections_are_bounded_by_the_files_that_the_process_m
             writer.transport.abort()
         async with receiving() as (links, heard):
             while heard.ups.empty():  # the server hears of its strangers' ends in its own time
-                links.dial(sender.address)
+                links.dial(address)
                 await asyncio.sleep(0.1)
 
 
@@ -553,50 +583,24 @@ async def test_who_says_no_hello_is_turned_away_in_time() -> None:
         assert (await soon(sender.notes.refused.get())).reason is Reason.INVALID
 
 
-CHILD = """
-import asyncio, sys
-from tests.rpc.peer_kit import sending
-async def main():
-    async with sending("child", silence=60) as sender:
-        print(sender.address, flush=True)
-        await asyncio.Event().wait()
-asyncio.run(main())
-"""
-
-
 @in_loop
 async def test_a_stopped_peer_is_noticed_by_its_silence_and_a_killed_one_at_once() -> None:
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        CHILD,
-        stdout=asyncio.subprocess.PIPE,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
-    )
-    try:
-        assert child.stdout
-        address = (await soon(child.stdout.readline())).decode().strip()
+    async with child(silence=60) as (process, address):
         async with receiving(silence=0.5) as (links, heard):
             links.dial(address)
             await soon(heard.ups.get())
-            child.send_signal(signal.SIGSTOP)
+            process.send_signal(signal.SIGSTOP)
             _, fault = await soon(heard.downs.get())
             assert (fault.reason, fault.detail) == (
                 Reason.PEER_UNREACHABLE,
                 "the peer was silent for 0.5 s",
             )
-            child.send_signal(signal.SIGCONT)
+            process.send_signal(signal.SIGCONT)
             links.dial(address)
             await soon(heard.ups.get())
         async with receiving(silence=60) as (links, heard):
             links.dial(address)
             await soon(heard.ups.get())
-            child.kill()
+            process.kill()
             _, fault = await soon(heard.downs.get())
             assert fault.reason is Reason.PEER_UNREACHABLE
-    finally:
-        if child.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
-        await child.wait()
