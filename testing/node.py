@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import grpc
 
 from kvpush_client._proto import admin_pb2, admin_pb2_grpc
+from kvpushctl.demo.ports import free_port
 from testing import netns
 from testing.faults.board import Board
 
@@ -26,14 +26,6 @@ DEADLINE = 30.0
 """Seconds within which what a test waits for must happen."""
 START = 60.0
 """Seconds within which a daemon must be ready, on however busy a machine."""
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Node:

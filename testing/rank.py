@@ -77,6 +77,11 @@ class Rank:
         self.bytes = np.frombuffer(self.pool.view, np.uint8).reshape(shape)
         self.session = new_session(node.runtime_dir, identity, self.pool, cut)
 
+    def close(self) -> None:
+        """Ends the session and lets go of the pool's descriptor; `bytes` can still be read."""
+        self.session.close()
+        self.pool.close()
+
 
 class Engine:
     """A scheduler's session, and its ranks' workers, which share the heads among them."""
@@ -142,10 +147,10 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Ends all sessions."""
+        """Ends all sessions, and their pools."""
         self.scheduler.close()
         for rank in self.ranks:
-            rank.session.close()
+            rank.close()
 
     @property
     def address(self) -> Sender:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.control.hops import Landing
 from benchmarks.cpu import cpu_seconds
 from benchmarks.idle import status
 from kvpush_client.events import HandoffEnded, Matched, ReservationEnded, TransferKey
@@ -143,11 +144,11 @@ class Pair:
         """Memory of daemons and movers, pools left out."""
         return sum(status(pid)["RssAnon"] for pid in self._pids) << 10
 
-    def landings(self, count: int) -> list[float]:
-        """Seconds from a handoff to its landing at the receiver's client, one at a time, already reserved."""
+    def landings(self, count: int) -> list[Landing]:
+        """Handoffs of what is already reserved, one at a time."""
         return [self._landing() for _ in range(count)]
 
-    def _landing(self) -> float:
+    def _landing(self) -> Landing:
         key, ends, landed = self.reserve(), 0, 0.0
 
         def ended(event: Any) -> bool:
@@ -161,7 +162,7 @@ class Pair:
         begun = time.monotonic()
         self.hand_off(key)
         self.wait(ended, SOON)
-        return landed - begun
+        return Landing(key, begun, landed)
 
     def cycles(self, open_requests: int, count: int) -> Cycles:
         """`count` whole transfers, so many open at any time: the next begins as one ends on both sides."""

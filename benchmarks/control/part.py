@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from benchmarks.control import growth
+from benchmarks.control import growth, hops
 from benchmarks.control.growth import Kind
 from benchmarks.control.pair import Pair
 from benchmarks.control.raw import Raw
@@ -51,6 +52,8 @@ _FACTS = (
     "end; raw: from before a write of as many runs is prepared, until the other process has its "
     "notification, both polling without a pause. kvpushd's processes idle while raw plays, and the other way "
     "round",
+    "its hops: until P's daemon knows that the block is final; until it knows that the block has landed; "
+    "until D's daemon knows; until D's client has looked",
     "cycles: from reserve to landed, over two daemons, two movers and four client sessions in one process, "
     "which looks each millisecond; on one core, all of these are pinned to it",
     "a landing is three gRPC streams one after the other (client, daemon, daemon, client) around one write, "
@@ -76,11 +79,8 @@ def _pair_rounds(job: Job) -> list[Row]:
         pair.landings(_WARM_UP)
         for turn in range(job.rounds):
             if "landing" in wanted:
-                players = [("kvpushd", pair.landings), ("raw", raw.landings)]
-                for name, play in players[:: -1 if turn % 2 else 1]:
-                    took = play(landings)
-                    values = {"p50_s": percentile(took, 50), "p99_s": percentile(took, 99)}
-                    rows.append(Row("landing", name, turn, "trial", values))
+                players = [partial(_lands, pair), partial(_lands_raw, raw)]
+                rows += [play(landings, turn) for play in players[:: -1 if turn % 2 else 1]]
             for open_requests in OPEN:
                 if f"open {open_requests}" in wanted:
                     rows.append(_cycles(job, pair, open_requests, turn, ""))
@@ -89,6 +89,22 @@ def _pair_rounds(job: Job) -> list[Row]:
                         rows.append(_cycles(job, pair, open_requests, turn, "one core, "))
             job.say(f"control: round {turn + 1} of {job.rounds}")
     return rows
+
+
+def _lands(pair: Pair, count: int, turn: int) -> Row:
+    landings = pair.landings(count)
+    values = _latencies([landing.seconds for landing in landings])
+    for hop, took in hops.medians(landings, *pair.nodes):
+        values[f"{hop}, p50_s"] = took
+    return Row("landing", "kvpushd", turn, "trial", values)
+
+
+def _lands_raw(raw: Raw, count: int, turn: int) -> Row:
+    return Row("landing", "raw", turn, "trial", _latencies(raw.landings(count)))
+
+
+def _latencies(took: Sequence[float]) -> dict[str, float]:
+    return {"p50_s": percentile(took, 50), "p99_s": percentile(took, 99)}
 
 
 def _cycle_names() -> list[str]:

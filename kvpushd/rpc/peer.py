@@ -122,6 +122,7 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
             await status.abort(context, error)
             return
         fault = Fault(Reason.PEER_UNREACHABLE, f"the link from {link.hello.node} broke")
+        failure: KvpushError | None = None
         try:
             self._desk.on_up(link)
             await wire.run(
@@ -131,18 +132,20 @@ class PeerService(peer_pb2_grpc.PeerServiceServicer):
                 lambda item: self._desk.on_item(link, item),
             )
         except KvpushError as error:
-            fault = error.fault()
-            await status.abort(context, error)
+            failure, fault = error, error.fault()
         except Exception as error:  # noqa: BLE001, logged with its traceback
             # A bug in what the desk does ends this link, not the daemon and its other links.
             self._log.exception("link failed", address=address, node=link.hello.node)
+            failure = Unreachable("internal error; the log of the other node has more")
             fault = Fault(Reason.PEER_UNREACHABLE, f"internal error: {error!r}")
-            await status.abort(context, Unreachable("internal error; the log of the other node has more"))
         finally:
             wire.end(Unreachable(fault.detail))
             self._links.discard(link)
             self._log.info("link down", address=address, node=link.hello.node, fault=str(fault))
             self._desk.on_down(link, fault)
+        if failure is not None:
+            # Last: one that stands still may never take it, and nothing here waits for that.
+            await status.abort(context, failure)
 
     async def _take_in(self, address: str, context: Any) -> tuple[InLink, _InWire]:
         """Hears a hello and answers it. The link counts from the hello on, not from when the answer is

@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 
 from kvpush_client._proto import admin_pb2
+from kvpushctl.demo.ports import free_port
 from testing import engines, netns
 from testing.chaos.ears import Ears
 from testing.chaos.http_front import HttpFront
@@ -30,7 +31,7 @@ from testing.clockwork.harness import Engine, EngineFailed, Harness, Request
 from testing.engines import DECODE, PREFILL, START, coordinates, prompt
 from testing.ensemble import Ensemble
 from testing.faults.board import Board
-from testing.node import Node, free_port
+from testing.node import Node
 
 LEASE = 5.0
 SILENCE = 3.0

@@ -26,7 +26,7 @@ from testing.clockwork.checkpoint import ARCHITECTURE
 from testing.clockwork.engine import EXIT_S, Engine, EngineFailed, Output, Request
 from testing.clockwork.messages import EngineSpec, Stats
 
-__all__ = ["Engine", "EngineFailed", "Harness", "Output", "Request", "Stats", "free_port"]
+__all__ = ["Engine", "EngineFailed", "Harness", "Output", "Request", "Stats"]
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -131,11 +131,3 @@ class Harness:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def free_port() -> int:
-    """A TCP port of the loopback that nobody uses now, for a connector's side channel."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

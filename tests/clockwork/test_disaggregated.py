@@ -3,8 +3,8 @@
 
 import pytest
 
+from kvpushctl.demo.ports import free_port
 from testing.clockwork.chain import reference
-from testing.clockwork.harness import free_port
 
 VOCAB = 2048
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl]

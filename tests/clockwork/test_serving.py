@@ -12,9 +12,9 @@ from importlib.metadata import distributions
 
 import pytest
 
+from kvpushctl.demo.ports import free_port
 from testing.clockwork import serving
 from testing.clockwork.chain import reference
-from testing.clockwork.harness import free_port
 
 
 def test_the_environment_shows_vllm_a_plugin_and_a_distribution_of_its_name(tmp_path):

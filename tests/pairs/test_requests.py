@@ -5,9 +5,9 @@ import secrets
 
 import pytest
 
+from kvpushctl.demo.ports import free_port
 from pairs.kit import WAIT
 from testing.engines import answer, prompt
-from testing.node import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(300)]
 

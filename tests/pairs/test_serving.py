@@ -11,10 +11,10 @@ import urllib.request
 
 import pytest
 
+from kvpushctl.demo.ports import free_port
 from pairs.kit import WAIT, eventually
 from testing.clockwork import serving
 from testing.engines import BLOCK, answer, prompt
-from testing.node import free_port
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(600)]
 

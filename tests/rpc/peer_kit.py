@@ -147,6 +147,13 @@ def fenced(number: int) -> peer_pb2.SenderItem:
     return peer_pb2.SenderItem(fenced=peer_pb2.SenderFenced(key=key))
 
 
+def ended(number: int, padding: int = 0) -> peer_pb2.SenderItem:
+    key = types_pb2.TransferKey(transfer_id=number.to_bytes(16, "big"))
+    return peer_pb2.SenderItem(
+        ended=peer_pb2.SenderEnded(key=key, fault=types_pb2.Fault(detail="x" * padding))
+    )
+
+
 def number_of(item: peer_pb2.ReceiverItem | peer_pb2.SenderItem) -> int:
     said = getattr(item, str(item.WhichOneof("item")))
     return int.from_bytes(said.key.transfer_id, "big")

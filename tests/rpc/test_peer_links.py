@@ -31,6 +31,7 @@ from kvpushd.rpc.tls import NoPeers
 from tests.rpc.peer_kit import (
     ANYBODY,
     InNotes,
+    ended,
     fenced,
     in_loop,
     number_of,
@@ -291,6 +292,22 @@ async def test_what_the_desk_refuses_reaches_the_other_side_with_its_reason_and_
         assert fault.detail == "announce.end is before announce.start"
         assert good_heard.downs.empty()
         assert [link.hello.node for link in sender.service] == ["good"]
+
+
+@in_loop
+async def test_the_end_of_a_link_does_not_wait_for_a_peer_that_does_not_read() -> None:
+    async with sending(silence=60) as sender, grpc.aio.insecure_channel(sender.address) as channel:
+        stub: Any = PeerServiceStub(channel)
+        call = stub.Link()
+        await call.write(peer_pb2.LinkRequest(hello=terms("raw", silence=60).hello()))
+        link = await soon(sender.notes.ups.get())
+        for number in range(100):  # more than the connection takes
+            link.send(ended(number, padding=100_000))
+        sender.notes.raises = Invalid("announce.end is before announce.start")
+        await call.write(peer_pb2.LinkRequest(items=[withdraw(1)], first=0))
+        down, fault = await soon(sender.notes.downs.get())
+        assert (down, fault.reason) == (link, Reason.INVALID)
+        assert list(sender.service) == []
 
 
 @in_loop

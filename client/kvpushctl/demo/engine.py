@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvpushctl.demo.counters import Counters, parse
 from kvpushctl.demo.environment import Vllm, python
 from kvpushctl.demo.node import HOST
+from kvpushctl.demo.ports import free_port
 from kvpushctl.demo.processes import Child, Processes
 
 if TYPE_CHECKING:
@@ -97,13 +97,6 @@ def _sizes(cut: Cut, vllm: Vllm) -> dict[str, Any]:
         # Three small engines share one GPU.
         sizes["gpu_memory_utilization"] = 0.1
     return sizes
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as sock:
-        sock.bind((HOST, 0))
-        return int(sock.getsockname()[1])
 
 
 async def _well(session: ClientSession, url: str) -> bool | None:
