@@ -17,7 +17,7 @@ help: ## this list
 venv: ## create .venv with the project and a vLLM in it (once: 4 GB, some minutes)
 	@$(PYTHON) tools/install.py
 
-demo: venv ## two engines and two daemons on this machine, one prompt moved and timed
+demo: venv ## two engines, two daemons and a router on this machine, compared with a plain engine
 	$(BIN)/kvpushctl demo
 
 test: venv ## the default tests; PYTEST_ARGS="tests/core -x" narrows them
@@ -26,7 +26,7 @@ test: venv ## the default tests; PYTEST_ARGS="tests/core -x" narrows them
 guards: venv ## take each guard out of a copy and require its tests to fail; GUARD=name for one
 	$(BIN)/python -m testing.guards $(GUARD)
 
-fuzz: venv ## nonsense at every listener, other things each time: half an hour; FUZZ_ARGS="-k peer" narrows it
+fuzz: venv ## nonsense at every listener, other things each time: about ten minutes; FUZZ_ARGS="-k peer" narrows it
 	$(BIN)/python -m pytest tests/fuzz -m "long or not long" $(FUZZ_ARGS)
 
 bench: venv ## kvpushd beside vLLM's own connectors, in about 35 minutes (root): benchmarks/results/latest/

@@ -2,7 +2,8 @@
 """What is counted and measured, and how it is exported to Prometheus.
 
 METRICS is the one table; docs/metrics.md is made from it (`document`). Metrics never carry a transfer's
-id: traces do. Every series exists from the start, or from its engine's registration, at zero.
+id: traces do. Every series exists at zero from the start, or from its engine's registration; a peer's while
+it is linked.
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ METRICS = (
     Metric(
         "kvpush_peer_transport_info",
         Kind.GAUGE,
-        "1 for the transport in use to each peer that is linked, with what UCX says that it uses.",
+        "1 for each linked peer, with what UCX has said since the mover's start that it uses to any of them.",
         ("peer", "transport"),
     ),
     Metric(
@@ -385,8 +386,9 @@ def document() -> str:
         "by `python tools/metrics.py`.",
         "",
         "Every series exists at zero from the daemon's start, those with an `engine` label from the engine's",
-        "registration; an engine's series outlive it until 64 more engines have gone. Metrics carry no",
-        "transfer ids: `kvpushctl transfers` and traces do.",
+        "registration; an engine's series outlive it until 64 more engines have gone. Those with a `peer`",
+        "label exist while that peer is linked, its rate and the floor at the node that sends. Metrics carry",
+        "no transfer ids: `kvpushctl transfers` and traces do.",
         "",
         "| name | type | labels | meaning |",
         "| --- | --- | --- | --- |",

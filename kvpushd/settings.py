@@ -179,7 +179,7 @@ class Limits(Part):
     halves_per_engine: int = Field(default=20_000, ge=1, le=1_000_000)
     """Reservations, and as many handoffs, that an engine may hold."""
     message_bytes: Size = Field(default=ByteSize(16 << 20), ge=1 << 16, le=1 << 30)
-    """Largest message on any socket."""
+    """Largest message on a link to a peer; the sockets of this node take 16 MiB."""
     items_per_message: int = Field(default=4096, ge=512, le=1_000_000)
     """Most items or events in one message; engines send up to 512."""
     queued_items: int = Field(default=65536, ge=64, le=10_000_000)
@@ -207,7 +207,7 @@ class Settings(Part):
     socket_mode: Mode = 0o660
     """Mode of the sockets, octal, as a string."""
     socket_group: str = ""
-    """Group that owns the sockets; empty = the daemon's own."""
+    """Group that owns the sockets and their folder; empty = the daemon's own."""
 
     peer_host: Host = "0.0.0.0"
     """Address on which other nodes' daemons are listened to."""
@@ -256,7 +256,7 @@ class Settings(Part):
     limits: Limits = Limits()
     log: Log = Log()
     otlp_endpoint: Endpoint = ""
-    """Where traces go (OTLP over gRPC), e.g. "http://collector:4317"; empty = nowhere."""
+    """Where traces go (OTLP over gRPC, kvpushd[tracing]), e.g. "http://collector:4317"; empty = nowhere."""
     faults: Faults = Faults()
 
     @model_validator(mode="after")

@@ -32,7 +32,7 @@ COLUMNS: tuple[Column, ...] = (
 
 
 def peers(output: OutputOption = Output.TABLE, runtime: RuntimeDirOption = None) -> None:
-    """Links to other nodes, by address: up or down, transport in use, bytes moved."""
+    """Links to other nodes, by address: up or down, bytes, rate; transports are of all together."""
     with connect(runtime_dir(runtime)) as admin:
         records = [peer(one) for one in admin.peers()]
     records.sort(key=lambda one: (str(one["address"]), str(one["direction"])))

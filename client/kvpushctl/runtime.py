@@ -13,7 +13,7 @@ SYSTEM = Path("/run/kvpushd")
 
 def default_runtime_dir(env: Mapping[str, str], system: Path = SYSTEM) -> Path:
     """Where a daemon of this user or of the system serves: the first place that exists, else the system's,
-    which systemd removes while its daemon is stopped."""
+    which is not there before its daemon's first start."""
     if given := env.get(VARIABLE):
         return Path(given)
     places = [system, Path(f"/tmp/kvpushd-{os.getuid()}")]

@@ -57,12 +57,12 @@ def transfers(
     output: OutputOption = Output.TABLE,
     runtime: RuntimeDirOption = None,
 ) -> None:
-    """Transfers in flight, then those that ended, newest first; times count from the half's beginning."""
+    """Transfers in flight, oldest first, then those that ended, newest first; times since the half began."""
     if transfer_id and not re.fullmatch("[0-9a-fA-F]{32}", transfer_id):
         raise typer.BadParameter("a transfer id has 32 hex digits", param_hint="ID")
     with connect(runtime_dir(runtime)) as admin:
         found = [transfer(one) for one in admin.transfers(transfer_id.lower(), live_only=live)]
-    # Live first; within that the daemon's order, which is newest first.
+    # Live first; within that the daemon's order.
     found.sort(key=lambda one: one["phase"] == "ended")
     out = printer(output)
     if not transfer_id:

@@ -61,9 +61,9 @@ class Movers:
         """`settings` are asked for at each start of a process, by its number: an agent's name is used once.
         `on_died` is called as soon as a mover is reaped, `on_replaced` once the next one is ready, and
         cancelled where that dies before it is through. One that does not beat for `silence` seconds counts as
-        stuck; it beats each second. So does one that has not answered a call by then. Where nothing was
-        said of a write for `write_patience` seconds, its way is cut, since nothing else ends it; a mover that
-        says nothing then either counts as stuck. A spare that is to begin has `silence` seconds for it.
+        stuck; it beats each second or sooner. So does one that has not answered a call by then. Where nothing
+        was said of a write for `write_patience` seconds, its way is cut, since nothing else ends it; a mover
+        that says nothing then either counts as stuck. A spare that is to begin has `silence` seconds for it.
         `start` makes the processes."""
         self._hub = hub
         self._settings = settings

@@ -294,7 +294,7 @@ async def serve_engines(
         maximum_concurrent_rpcs=4096,
         options=(
             ("grpc.max_receive_message_length", MAX_MESSAGE),
-            # Clients ping each second, to notice a daemon that is stopped.
+            # Clients ping each two seconds, to notice a daemon that is stopped.
             ("grpc.http2.min_ping_interval_without_data_ms", 100),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
             ("grpc.http2.max_ping_strikes", 0),

@@ -43,7 +43,7 @@ class _PhaseEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumType
     """It is over."""
 
 class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper):
-    """Phase is where a half stands. docs/architecture.md has the table of transitions."""
+    """Phase is where a half stands."""
 
 PHASE_UNSPECIFIED: Phase.ValueType  # 0
 """Not said."""
@@ -123,7 +123,7 @@ class GetStatusResponse(google.protobuf.message.Message):
     peer_address: builtins.str
     """Where other nodes reach it, host:port."""
     peer_security: builtins.str
-    """How peers prove who they are: "mtls" or "insecure"."""
+    """How peers prove who they are: "mtls", "insecure", or "none" where no peer is let in."""
     @property
     def problems(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """What keeps it from being ready, one line each."""

@@ -105,7 +105,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListTransfers(self, request, context):
-        """ListTransfers lists transfers in flight and, after them, those that ended last, newest first.
+        """ListTransfers lists transfers in flight, oldest first, and after them those that ended, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -52,7 +52,7 @@ class AdminServiceStub:
         kvpush_client._proto.admin_pb2.ListTransfersRequest,
         kvpush_client._proto.admin_pb2.ListTransfersResponse,
     ]
-    """ListTransfers lists transfers in flight and, after them, those that ended last, newest first."""
+    """ListTransfers lists transfers in flight, oldest first, and after them those that ended, newest first."""
 
     ListPeers: grpc.UnaryUnaryMultiCallable[
         kvpush_client._proto.admin_pb2.ListPeersRequest,
@@ -97,7 +97,7 @@ class AdminServiceAsyncStub:
         kvpush_client._proto.admin_pb2.ListTransfersRequest,
         kvpush_client._proto.admin_pb2.ListTransfersResponse,
     ]
-    """ListTransfers lists transfers in flight and, after them, those that ended last, newest first."""
+    """ListTransfers lists transfers in flight, oldest first, and after them those that ended, newest first."""
 
     ListPeers: grpc.aio.UnaryUnaryMultiCallable[
         kvpush_client._proto.admin_pb2.ListPeersRequest,
@@ -152,7 +152,7 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         request: kvpush_client._proto.admin_pb2.ListTransfersRequest,
         context: _ServicerContext,
     ) -> typing.Union[kvpush_client._proto.admin_pb2.ListTransfersResponse, collections.abc.Awaitable[kvpush_client._proto.admin_pb2.ListTransfersResponse]]:
-        """ListTransfers lists transfers in flight and, after them, those that ended last, newest first."""
+        """ListTransfers lists transfers in flight, oldest first, and after them those that ended, newest first."""
 
     @abc.abstractmethod
     def ListPeers(

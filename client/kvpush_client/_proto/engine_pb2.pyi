@@ -314,7 +314,7 @@ class DescribePool(google.protobuf.message.Message):
     POOL_ID_FIELD_NUMBER: builtins.int
     LAYOUT_FIELD_NUMBER: builtins.int
     pool_id: builtins.bytes
-    """From PoolAccepted."""
+    """From PoolAnswer."""
     @property
     def layout(self) -> kvpush_client._proto.types_pb2.Layout:
         """How it is cut."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What must be equal in two engines for the KV of one to mean the same in the other.
 
-Where the model lies does not matter, only what it is.
+Where a folder lies does not matter, only what is in it; a model of a hub is its commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """P's scheduler side: requests whose KV is handed off while it is computed.
 
-A handoff is opened when the request arrives, so that D's half is matched, and its lease renewed, while the
+A handoff is opened when the request arrives, so that D's half is matched, and waits under no lease, while the
 request still queues here. Each step appends the blocks that it computes in, and the step that reaches the
 prompt's end seals. The seal is the whole prompt. D reserves only up to its own prompt's last position, which
 it computes itself to get the first token: one less than the seal, or as much, where a router has added P's
