@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is counted and measured, and how it is exported to Prometheus.
 
-METRICS is the one table; docs/metrics.md is made from it (`document`). Metrics never carry a transfer's
-id: traces do. Every series exists at zero from the start, or from its engine's registration; a peer's while
-it is linked.
+METRICS is the one table; docs/metrics.md is made from it (`document`), which says how long a series exists.
+Metrics never carry a transfer's id: traces do.
 """
 
 from __future__ import annotations

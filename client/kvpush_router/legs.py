@@ -30,6 +30,9 @@ def why_alone(body: Body) -> str | None:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int):
         return "several prompts: they would claim one transfer"
+    embeds = body.get("prompt_embeds")
+    if embeds and (prompt or not isinstance(embeds, str)):
+        return "prompt_embeds: several prompts would claim one transfer"
     for field in ("echo", "prompt_logprobs"):
         value = body.get(field)
         if value is not None and value is not False:

@@ -67,6 +67,14 @@ def moves_again(pair):
     eventually(f"{pair.p.engine.name} sends to {pair.d.engine.name}", moved)
 
 
+def registered(side):
+    """Its sessions are back, and its pool is mapped."""
+    return any(
+        engine.engine_id == side.engine.name and engine.ranks_ready == engine.local_ranks
+        for engine in side.node.engines()
+    )
+
+
 def in_flight(pair, seed):
     """A prompt whose bytes are moving while P still computes."""
     pair.p.engine.set_clock(SLOW)
@@ -116,6 +124,17 @@ def test_under_the_policy_fail_a_request_ends_in_an_error_and_the_engine_lives(t
     alone = prompt(60, "alone")
     assert failing.d.engine.submit(alone, 4).result(WAIT).token_ids == answer(alone, 4)
     failing.p.node.start()
+
+
+def test_the_first_request_after_a_restart_of_idle_engines_daemons_moves(trio):
+    _, failing = trio
+    sides = failing.p, failing.d
+    for side in sides:
+        side.node.kill()
+        side.node.start()
+    for side in sides:  # and nobody asks them anything meanwhile
+        eventually(f"{side.engine.name} is registered", lambda side=side: registered(side))
+    assert failing.at_once(prompt(100, "the first")).right().external_cached_tokens == 99
 
 
 @pytest.mark.parametrize("side", ["p", "d"])

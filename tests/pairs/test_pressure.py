@@ -37,7 +37,7 @@ def engines(harness, own_nodes, model, windowed):
     """Four at once: a tight pair, and a tight one with windows."""
     a, b = own_nodes
     tight = {"num_gpu_blocks_override": 31, "max_model_len": 384}
-    hybrid = {"num_gpu_blocks_override": 81, "max_model_len": 512, "enable_prefix_caching": True}
+    hybrid = {"num_gpu_blocks_override": 64, "max_model_len": 512, "enable_prefix_caching": True}
     with (
         launch(harness, "tight-P", "kv_producer", a, model, **tight) as p,
         launch(harness, "tight-D", "kv_consumer", b, model, **tight) as d,
@@ -62,6 +62,20 @@ def windows(engines):
     settle(engines[1].p, engines[1].d)
 
 
+@pytest.fixture
+def tightly_windowed(harness, own_nodes, windowed):
+    """P has blocks for one long prompt, as vLLM counts them: all of the full group's 30, and two windows'."""
+    a, b = own_nodes
+    sizes = {"max_model_len": 496, "enable_prefix_caching": False}
+    with (
+        launch(harness, "narrow-P", "kv_producer", a, windowed, num_gpu_blocks_override=60, **sizes) as p,
+        launch(harness, "narrow-D", "kv_consumer", b, windowed, num_gpu_blocks_override=120, **sizes) as d,
+    ):
+        for engine in (p, d):
+            engine.ready(START)
+        yield Pair(Side(p, a), Side(d, b))
+
+
 def crowd(pair, rounds, lengths, count):
     """Requests that do not fit, on both engines, and between them some that only one engine knows."""
     for number in range(rounds):
@@ -76,6 +90,13 @@ def crowd(pair, rounds, lengths, count):
             assert legs.p.result(WAIT).token_ids == answer(legs.tokens, count)
         for request in others:
             assert request.result(WAIT).token_ids == answer(alone, count)
+
+
+def test_a_prompt_that_just_fits_with_its_windows_is_prefilled_without_a_preemption(tightly_windowed):
+    pair = tightly_windowed
+    tokens = prompt(480, "just fits")
+    assert pair.at_once(tokens, 4).right().external_cached_tokens == 479
+    assert pair.p.engine.stats().preemptions == 0
 
 
 def preemptions(pair):
@@ -124,7 +145,14 @@ def test_windows_and_prefix_hits_go_together(windows):
 
 
 def test_windows_and_preemptions_go_together(windows):
-    crowd(windows, rounds=4, lengths=range(60, 230, 17), count=50)
+    def restarted():
+        """Some were preempted on P before they were computed, and started over."""
+        halves = [transfer.half for transfer in windows.p.node.transfers()]
+        return any(half.attempt for half in halves if half.engine_id == windows.p.engine.name)
+
+    for _ in range(8):  # which are preempted, and when, is the scheduler's luck
+        crowd(windows, rounds=3, lengths=range(120, 460, 34), count=50)
+        if restarted() and min(preemptions(windows)) > 0:
+            break
+    assert restarted()
     assert min(preemptions(windows)) > 0, preemptions(windows)
-    # Some were preempted on P before they were computed, and started over.
-    assert any(transfer.half.attempt for transfer in windows.p.node.transfers())

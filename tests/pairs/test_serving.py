@@ -14,7 +14,7 @@ import pytest
 from kvpushctl.demo.ports import free_port
 from pairs.kit import WAIT, eventually
 from testing.clockwork import serving
-from testing.engines import BLOCK, answer, prompt
+from testing.engines import BLOCK, PREFILL, answer, prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.nixl, pytest.mark.timeout(600)]
 
@@ -77,6 +77,7 @@ def serve(folder, name, role, node, model, port):
         "VLLM_PLUGINS": f"{environment['VLLM_PLUGINS']},kvpush",
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # it has /pause
     }
     return process(folder / f"{name}.log", command, environment | own)
 
@@ -96,6 +97,16 @@ def servers(nodes, model, tmp_path_factory):
         yield [f"http://127.0.0.1:{port}" for port in ports]
 
 
+def post(url, body):
+    """The answer. Raises AssertionError with it where it is an error."""
+    call = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(call, timeout=WAIT) as found:
+            return json.load(found)
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{error.code}: {error.read().decode()}") from error
+
+
 def complete(port, tokens, count):
     """The token ids that a router gives."""
     asked = {
@@ -106,16 +117,19 @@ def complete(port, tokens, count):
         "ignore_eos": True,
         "return_token_ids": True,
     }
-    call = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/completions",
-        json.dumps(asked).encode(),
-        {"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(call, timeout=WAIT) as found:
-            return json.load(found)["choices"][0]["token_ids"]
-    except urllib.error.HTTPError as error:
-        raise AssertionError(f"{error.code}: {error.read().decode()}") from error
+    return post(f"http://127.0.0.1:{port}/v1/completions", asked)["choices"][0]["token_ids"]
+
+
+def test_a_pause_that_resets_the_cache_waits_for_what_a_handoff_holds(nodes, servers):
+    """vLLM fails it, and stays paused, where a block is held that no request of its own holds."""
+    p, node = servers[0], nodes[0]
+    tokens = prompt(100, "nobody comes for it")
+    leg = {"model": "clockwork", "prompt": tokens, "max_tokens": 1, "kv_transfer_params": dict(PREFILL)}
+    post(f"{p}/v1/completions", leg)
+    assert node.status().held.handoffs == 1
+    assert post(f"{p}/pause?mode=abort&clear_cache=true", {}) == {"status": "paused"}
+    assert node.status().held.handoffs == 0
+    assert post(f"{p}/resume", {}) == {"status": "resumed"}
 
 
 def check(nodes, port):

@@ -258,8 +258,16 @@ def test_the_request_id_reaches_both_engines_and_comes_back() -> None:
 
 @pytest.mark.parametrize(
     "extra",
-    [{"n": 2}, {"best_of": 3}, {"use_beam_search": True}, {"echo": True}, {"prompt": ["a", "b"]}],
-    ids=lambda extra: next(iter(extra)),
+    [
+        {"n": 2},
+        {"best_of": 3},
+        {"use_beam_search": True},
+        {"echo": True},
+        {"prompt": ["a", "b"]},
+        {"prompt": None, "prompt_embeds": ["a", "b"]},
+        {"prompt_embeds": "a"},
+    ],
+    ids=lambda extra: "-".join(extra),
 )
 def test_what_one_transfer_cannot_carry_goes_to_the_decode_engine_alone(extra: dict[str, object]) -> None:
     async def body() -> None:

@@ -6,16 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
     MambaSpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 from kvpush_client.layout import Group, GroupKind
 from kvpush_client.vllm.layout import LayoutError, describe, keeps_token_rows
+from kvpush_client.vllm.layout import window as look_back
 
 BLOCKS, HEADS, TOKENS, HEAD = 5, 2, 16, 8
 NAMES = tuple(f"model.layers.{i}.self_attn.attn" for i in range(12))
@@ -106,6 +109,14 @@ def test_layers_belong_to_the_groups_that_vllm_says(cache):
     )
     assert [group.kind for group in layout.groups] == [GroupKind.FULL, GroupKind.SLIDING_WINDOW]
     assert [layer.group for layer in layout.layers] == [0, 1] * 6
+
+
+def test_a_window_is_how_far_attention_looks_back():
+    common = {"block_size": TOKENS, "num_kv_heads": HEADS, "head_size": HEAD, "dtype": torch.bfloat16}
+    chunked = ChunkedLocalAttentionSpec(**common, attention_chunk_size=64)
+    both = UniformTypeKVCacheSpecs(block_size=TOKENS, kv_cache_specs={"a": window(), "b": chunked})
+    assert [look_back(spec) for spec in (full(), window(), chunked, both)] == [None, 32, 64, 64]
+    assert look_back(full(sliding_window=32)) is None  # vLLM keeps all of it
 
 
 def test_a_rank_says_which_of_all_heads_it_holds(cache):

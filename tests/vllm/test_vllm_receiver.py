@@ -72,6 +72,17 @@ def test_a_reservation_begins_where_the_prefix_hit_ends(d):
     assert d.desk.take() == [("reserve", KEY, 32, 99, [(0, 32, ids[2:])], 0)]
 
 
+def test_the_engine_goes_on_while_an_ended_requests_blocks_may_be_written(d):
+    d.reserve()
+    assert not d.receiver.fencing
+    d.free()
+    assert d.receiver.fencing
+    d.receiver.on_ended(kit.failed(KEY, released=False))
+    assert d.receiver.fencing
+    d.receiver.on_released(kit.released(KEY))
+    assert not d.receiver.fencing
+
+
 def test_what_vllm_cut_from_the_answer_is_not_reserved(d):
     d.ask()
     ids = d.allocate(96)

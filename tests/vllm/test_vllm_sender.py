@@ -17,7 +17,7 @@ AGAIN = TransferKey(kit.transfer(), 1)
 class P:
     """A sender, and what vLLM would do around it."""
 
-    def __init__(self):
+    def __init__(self, window=None):
         self.desk = kit.Desk()
         self.blocks = kit.Blocks()
         self.now = 1000.0
@@ -27,6 +27,7 @@ class P:
             self.blocks.references,
             group_ids=(0,),
             group_sizes=(kit.SIZE,),
+            group_windows=(window,),
             lease=None,
             log=kit.LOG,
             clock=lambda: self.now,
@@ -223,17 +224,55 @@ def test_a_prompt_of_one_token_has_nothing_to_hand_off(p):
     assert p.desk.take() == []
 
 
-def test_the_engine_goes_on_only_for_matched_handoffs_of_ended_requests_and_not_for_ever(p):
+@pytest.mark.parametrize("computed", [40, 100], ids=["cancelled", "sealed"])
+def test_the_engine_goes_on_while_an_ended_requests_handoff_holds_blocks(p, computed):
     p.add()
-    p.step(r=100)
-    states = [p.sender.moving]
+    p.step(r=computed)
+    assert not p.sender.moving  # the request itself keeps vLLM going
     p.finish()
-    states.append(p.sender.moving)
-    p.sender.on_matched(kit.came(KEY))
-    states.append(p.sender.moving)
-    p.now += 31
-    states.append(p.sender.moving)
-    assert states == [False, False, True, False]
+    assert p.sender.moving
+    p.sender.on_ended(kit.not_delivered(KEY))
+    assert not p.sender.moving
+
+
+def test_the_engine_does_not_go_on_for_ever_where_the_daemon_says_nothing(p):
+    p.prefill()
+    p.now += 59
+    assert p.sender.moving
+    p.now += 2
+    assert not p.sender.moving
+
+
+def test_what_lacks_blocks_waits_a_moment_and_not_for_as_long_as_others_leave(p):
+    waited = []
+    for number in range(1, 40):
+        p.prefill(kit.Request(f"r{number}", num_prompt_tokens=16), number)
+        p.sender.on_matched(kit.came(TransferKey(kit.transfer(number))))
+        p.now += 0.125
+        waited.append(p.sender.freeing)
+    assert [index for index, still in enumerate(waited) if not still] == [8, 16, 24, 32]
+
+
+def test_of_a_window_only_what_a_receiver_wants_is_named_and_held():
+    p = P(window=32)
+    p.add(kit.Request(num_prompt_tokens=400))
+    p.desk.take()
+    for _ in range(3):
+        p.step(r=100)
+        assert len(p.blocks.references) == 0
+    assert p.desk.take() == []
+    p.step(r=100)
+    ids = p.blocks.ids("r")[0]
+    assert p.desk.take() == [("handoff", KEY, [(0, 352, ids[22:])], 400)]  # 384 - 32 and more are wanted
+    assert len(p.blocks.references) == 3
+
+
+def test_a_prompt_within_its_window_is_named_as_a_whole():
+    p = P(window=64)
+    p.add(kit.Request(num_prompt_tokens=70))
+    p.desk.take()
+    p.step(r=70)
+    assert p.desk.take() == [("handoff", KEY, [(0, 0, p.blocks.ids("r")[0])], 70)]
 
 
 def test_a_preemption_waits_a_moment_for_blocks_that_are_about_to_be_freed(p):

@@ -113,6 +113,26 @@ def test_a_lost_daemon_fails_all_that_wait_and_nothing_twice(worker):
     assert worker.step(Step(ends=[(KEY, Fault(Reason.PEER_UNREACHABLE, ""))])) == (set(), set())
 
 
+def test_a_wait_outlives_a_daemons_absence_that_was_before_it(worker):
+    """Of an idle engine: its workers look at what the daemon says in steps only."""
+    worker.desk.events = [Disconnected("upgraded"), kit.back()]
+    assert worker.step(Step(waits=[(KEY, "r")])) == (set(), set())
+    assert worker.step(events=[kit.landed(KEY)]) == ({"r"}, set())
+
+
+def test_waits_of_before_a_daemons_absence_fail_beside_one_that_begins_after_it(worker):
+    other = TransferKey(kit.transfer(2))
+    worker.step(Step(waits=[(KEY, "r")]))
+    worker.desk.events = [Disconnected("upgraded"), kit.back()]
+    assert worker.step(Step(waits=[(other, "s")])) == ({"r"}, {"r"})
+    assert worker.step(events=[kit.landed(other)]) == ({"s"}, set())
+
+
+def test_what_arrived_before_the_step_that_begins_its_wait_is_reported_in_it(worker):
+    worker.desk.events = [kit.landed(KEY)]
+    assert worker.step(Step(waits=[(KEY, "r")])) == ({"r"}, set())
+
+
 def test_a_wait_that_begins_without_a_daemon_fails_at_once(worker):
     worker.desk.ready = False
     assert worker.step(Step(waits=[(KEY, "r")])) == ({"r"}, {"r"})

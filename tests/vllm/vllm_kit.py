@@ -8,6 +8,7 @@ from typing import Any
 from vllm.v1.core.block_pool import BlockPool
 
 from kvpush_client.events import (
+    Connected,
     Fault,
     HandoffEnded,
     Matched,
@@ -152,6 +153,10 @@ def delivered(key):
 
 def not_delivered(key, reason=Reason.EXPIRED):
     return HandoffEnded(key, Fault(reason, "for a test"))
+
+
+def back():
+    return Connected(b"k" * 16, "node-d", 4712)
 
 
 def came(key):

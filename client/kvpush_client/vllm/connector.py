@@ -168,7 +168,8 @@ class KvpushConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return False, self._side.finished(request)
 
     def has_pending_push_work(self) -> bool:
-        """A handoff of a request that has ended is under way."""
+        """Blocks of a request that has ended are still read or written: vLLM makes steps until they are not,
+        also before a pause or a sleep resets its cache."""
         return self._scheduler is not None and self._scheduler.moving
 
     def has_pending_block_frees(self) -> bool:

@@ -89,9 +89,25 @@ def describe(
     )
 
 
+def window(spec: Any) -> int | None:
+    """How many positions the attention of a group's layers looks back at most; None = all of them."""
+    reach = 0
+    for single in _singles(spec):
+        if isinstance(single, SlidingWindowSpec):
+            reach = max(reach, int(single.sliding_window))
+        elif isinstance(single, ChunkedLocalAttentionSpec):
+            reach = max(reach, int(single.attention_chunk_size))
+        else:
+            return None
+    return reach
+
+
+def _singles(spec: Any) -> list[Any]:
+    return list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
+
+
 def _group(index: int, spec: Any) -> Group:
-    specs = list(spec.kv_cache_specs.values()) if isinstance(spec, UniformTypeKVCacheSpecs) else [spec]
-    kinds = {_kind(index, single) for single in specs}
+    kinds = {_kind(index, single) for single in _singles(spec)}
     if len(kinds) != 1:
         raise LayoutError(f"group {index} mixes {sorted(k.value for k in kinds)} layers; expected one kind")
     return Group(block_size=int(spec.block_size), kind=kinds.pop())

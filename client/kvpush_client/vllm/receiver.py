@@ -245,6 +245,11 @@ class Receiver:
         del self._reservations[key]
         self._references.drop((Side.RECEIVER, key))
 
+    @property
+    def fencing(self) -> bool:
+        """Blocks of a request that has ended may still be written: the engine's cache can't be reset yet."""
+        return any(held.request_id not in self._requests for held in self._reservations.values())
+
     def take_step(self) -> tuple[list[tuple[TransferKey, str]], list[tuple[TransferKey, Fault | None]]]:
         """What the workers must hear with the next step: new waits, and ends."""
         if self._tokenless:

@@ -22,6 +22,7 @@ from kvpush_client.events import (
 )
 from kvpush_client.session import Session
 from kvpush_client.vllm import params
+from kvpush_client.vllm.layout import window
 from kvpush_client.vllm.lull import Lull
 from kvpush_client.vllm.metadata import Step
 from kvpush_client.vllm.receiver import Receiver
@@ -74,6 +75,7 @@ class SchedulerSide:
             references,
             group_ids=self._group_ids,
             group_sizes=self._group_sizes,
+            group_windows=tuple(window(g.kv_cache_spec) for g in kv_cache_config.transfer_groups),
             lease=settings.lease,
             log=log,
         )
@@ -157,7 +159,7 @@ class SchedulerSide:
     def moving(self) -> bool:
         """`has_pending_push_work`."""
         self.poll()
-        return self.sender.moving
+        return self.sender.moving or self.receiver.fencing
 
     @property
     def freeing(self) -> bool:

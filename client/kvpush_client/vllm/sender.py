@@ -79,8 +79,8 @@ class _Handoff:
 
     transfer_id: bytes
     matched: bool = False
-    left_at: float | None = None
-    """When its request ended, after its seal: since then only we hold its blocks."""
+    left_at: float = 0.0
+    """When its request ended: since then only we hold its blocks."""
 
 
 @dataclass(slots=True)
@@ -103,14 +103,17 @@ class Sender:
         *,
         group_ids: Sequence[int],
         group_sizes: Sequence[int],
+        group_windows: Sequence[int | None],
         lease: float | None,
         log: Logger,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`group_windows`: positions that attention looks back in each group; None = all of them."""
         self._desk = desk
         self._references = references
         self._group_ids = tuple(group_ids)
         self._group_sizes = tuple(group_sizes)
+        self._group_windows = tuple(group_windows)
         self._lease = lease
         self._log = log
         self._clock = clock
@@ -121,6 +124,7 @@ class Sender:
         self._transfers: dict[bytes, int] = {}
         """Live handoffs per transfer: several while attempts overlap."""
         self._left: dict[TransferKey, _Handoff] = {}
+        self._stalled_since = self._stalled_at = -_PATIENCE_S
         self.draining = False
 
     def __len__(self) -> int:
@@ -205,14 +209,21 @@ class Sender:
         return Progress(outgoing.key, before, after)
 
     def _append(self, outgoing: _Outgoing, group: int, size: int, table: Sequence[int], after: int) -> Blocks:
-        first, last = outgoing.named[group], -(-after // size)
-        ids = list(table[first:last])
+        first = max(outgoing.named[group], self._first_wanted(group, size, outgoing.seal))
+        ids = list(table[first : -(-after // size)])
         outgoing.named[group] = first + len(ids)
         # What a window had passed before we saw it (a prefix hit) is at the front.
         while ids and self._references.is_null(ids[0]):
             del ids[0]
             first += 1
         return Blocks(group, first * size, ids)
+
+    def _first_wanted(self, group: int, size: int, seal: int) -> int:
+        """The first of a request's blocks that a receiver wants. What no window at the prompt's end reaches
+        is not named: our reference would hold it while the prompt takes, though vLLM frees it."""
+        window = self._group_windows[group]
+        # A receiver's own end is one less than the seal, or where vLLM cuts that to whole blocks.
+        return 0 if window is None else max(0, seal - window - max(self._group_sizes)) // size
 
     def finished(self, request_id: str) -> Send | None:
         """vLLM is done with the request. Returns what D must know to receive it; None if it can't."""
@@ -221,14 +232,18 @@ class Sender:
             return None
         if self._open.pop(request_id, None) is not None:
             self._desk.cancel(outgoing.key, Side.SENDER, "the request ended before its prompt was computed")
+            self._leave(outgoing.key)
             return None
         if outgoing.fault is not None or not outgoing.sealed:
             return None
-        handoff = self._handoffs.get(outgoing.key)
+        self._leave(outgoing.key)
+        return outgoing.send
+
+    def _leave(self, key: TransferKey) -> None:
+        handoff = self._handoffs.get(key)
         if handoff is not None:
             handoff.left_at = self._clock()
-            self._left[outgoing.key] = handoff
-        return outgoing.send
+            self._left[key] = handoff
 
     def on_matched(self, event: Matched) -> None:
         """D's half exists."""
@@ -259,16 +274,22 @@ class Sender:
 
     @property
     def moving(self) -> bool:
-        """A handoff of a finished request is on its way to a receiver: the engine shall not stop yet."""
-        return self._left_within(self._lease or _LEASE_S)
+        """A handoff holds blocks of a request that has ended: the engine shall not stop yet, and its cache
+        can't be reset. False where that takes longer than a daemon that lives lets it."""
+        since = self._clock() - 2 * (self._lease or _LEASE_S)
+        return any(handoff.left_at > since for handoff in self._left.values())
 
     @property
     def freeing(self) -> bool:
-        """One that left a moment ago will soon free blocks that nobody else holds."""
-        return self._left_within(_PATIENCE_S)
-
-    def _left_within(self, seconds: float) -> bool:
-        if not self._left:
+        """Asked where a request lacks blocks: one that left a moment ago will soon free some that nobody else
+        holds. False after a while, though others leave: what lacks them would wait for as long as they do."""
+        now = self._clock()
+        if not any(h.matched and h.left_at > now - _PATIENCE_S for h in self._left.values()):
             return False
-        since = self._clock() - seconds
-        return any(h.matched and h.left_at is not None and h.left_at > since for h in self._left.values())
+        if now - self._stalled_at >= _PATIENCE_S:
+            self._stalled_since = now
+        self._stalled_at = now
+        if now - self._stalled_since < _PATIENCE_S:
+            return True
+        self._stalled_since = now
+        return False

@@ -78,8 +78,16 @@ class WorkerSide:
         self._handled = sys.exception()
         self._progress = step.progress
         self._done = self._said = 0
+        heard = self._desk.poll()
+        # An idle engine hears only now that the daemon was away. Who begins to wait in this step has reserved
+        # since it is back.
+        for event in heard:
+            if isinstance(event, Disconnected):
+                self._fail_all(event.detail)
         for key, request_id in step.waits:
             self._waiting[key] = request_id
+        for event in heard:
+            self._hear(event)
         for key, fault in step.ends:
             self._end(key, fault)
         if step.waits and not self._desk.ready:
@@ -109,17 +117,20 @@ class WorkerSide:
     def results(self) -> Results:
         """Whose wait is over since the last call; each request once per wait."""
         for event in self._desk.poll():
-            match event:
-                case ReservationEnded(key=key, fault=fault):
-                    self._end(key, fault)
-                case Rejected(key=key, side=Side.RECEIVER, fault=fault):
-                    self._end(key, fault)
-                case Disconnected(detail):
-                    self._fail_all(detail)
+            if isinstance(event, Disconnected):
+                self._fail_all(event.detail)
+            self._hear(event)
         results = self._results
         if results.finished:
             self._results = Results()
         return results
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case ReservationEnded(key=key, fault=fault):
+                self._end(key, fault)
+            case Rejected(key=key, side=Side.RECEIVER, fault=fault):
+                self._end(key, fault)
 
     def _fail_all(self, detail: str) -> None:
         for key in list(self._waiting):
