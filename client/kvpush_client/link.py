@@ -35,14 +35,11 @@ _BATCH_IDS = 200_000  # block ids in a message, at most 5 bytes each: far below 
 _BATCH_BYTES = MAX_MESSAGE // 4  # in a message of several items; one by itself has 7 MiB at most
 _BACKLOG = 200_000  # items not yet taken by the stream
 
-# A stopped daemon keeps its sockets open: only an unanswered ping shows it, here after 8 to 10 s, as long as
-# a link's silence. Less takes a daemon on a busy machine for a stopped one, and each time all of the engine's
-# transfers end. Current gRPC times a keepalive ping by its general ping timeout (60 s where nothing is said),
-# older by the other.
+DAEMON_SILENCE = 10.0
+"""Seconds without an answer after which a daemon counts as stopped, as long as a link's silence. Less takes a
+daemon on a busy machine for a stopped one, and each time all of the engine's transfers end."""
+
 _OPTIONS = (
-    ("grpc.keepalive_time_ms", 2000),
-    ("grpc.keepalive_timeout_ms", 8000),
-    ("grpc.http2.ping_timeout_ms", 8000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", 5000),  # also how long a dial may take
@@ -51,6 +48,19 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
+
+
+def _options(silence: float) -> tuple[tuple[str, int], ...]:
+    """A stopped daemon keeps its sockets open: only an unanswered ping shows it. A fifth until the question,
+    the rest for the answer; current gRPC times that by its general ping timeout (60 s where nothing is said),
+    older by the other."""
+    answer = int(silence * 800)
+    return (
+        *_OPTIONS,
+        ("grpc.keepalive_time_ms", int(silence * 200)),
+        ("grpc.keepalive_timeout_ms", answer),
+        ("grpc.http2.ping_timeout_ms", answer),
+    )
 
 
 class Outbox:
@@ -100,14 +110,19 @@ class Link:
     """A stream and its channel. One thread opens it and reads events; any thread posts and cancels."""
 
     def __init__(
-        self, socket: Path, identity: Identity, unsayable: Callable[[Item, Malformed], None]
+        self,
+        socket: Path,
+        identity: Identity,
+        unsayable: Callable[[Item, Malformed], None],
+        silence: float = DAEMON_SILENCE,
     ) -> None:
-        """`unsayable` is called, on a thread of gRPC's, for an item that fits no message."""
+        """`unsayable` is called, on a thread of gRPC's, for an item that fits no message. A daemon that
+        answers nothing for `silence` seconds is given up."""
         self._socket = socket
         self._identity = identity
         self._unsayable = unsayable
         self._outbox = Outbox()
-        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_options(silence))
         call = engine_pb2_grpc.EngineServiceStub(self._channel).Session(self._requests())
         self._responses = iter(call)
         self._cancel: Callable[[], object] = call.cancel
@@ -211,7 +226,7 @@ class Link:
         return DaemonUnreachable(f"{self._socket}: {code.name.lower()}: {details}")
 
 
-MakeLink = Callable[[Path, Identity, Callable[[Item, Malformed], None]], Link]
+MakeLink = Callable[[Path, Identity, Callable[[Item, Malformed], None], float], Link]
 """Opens a stream to the daemon at a socket, as Link's constructor does."""
 
 

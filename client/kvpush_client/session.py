@@ -37,7 +37,7 @@ from kvpush_client.items import (
     half_of,
 )
 from kvpush_client.layout import Blocks, Layout
-from kvpush_client.link import Link, MakeLink
+from kvpush_client.link import DAEMON_SILENCE, Link, MakeLink
 from kvpush_client.pool import Pool
 from kvpush_client.retry import Retries
 from kvpush_client.wire import Malformed
@@ -76,9 +76,11 @@ class Session:
         identity: Identity,
         pool: Pool | None = None,
         layout: Layout | None = None,
+        daemon_silence: float = DAEMON_SILENCE,
         link: MakeLink = Link,
     ) -> None:
-        """A worker brings its pool and how it is cut; a scheduler brings neither. `link` makes a stream.
+        """A worker brings its pool and how it is cut; a scheduler brings neither. A daemon that answers
+        nothing for `daemon_silence` seconds is given up. `link` makes a stream.
 
         Raises ValueError where no daemon could be told so.
         """
@@ -89,6 +91,7 @@ class Session:
         self._identity = replace(identity, process=os.urandom(16))
         self._pool = pool
         self._layout = layout
+        self._daemon_silence = daemon_silence
         self._dial = link
         self._events: deque[Event] = deque()
         self._halves = Halves()
@@ -294,7 +297,7 @@ class Session:
         try:
             if (why := obstacle(socket, "is kvpushd running?")) is not None:
                 raise DaemonUnreachable(why)
-            link = self._dial(socket, self._identity, self._unsayable)
+            link = self._dial(socket, self._identity, self._unsayable, self._daemon_silence)
             with self._lock:
                 self._link = link
                 if self._closing.is_set():

@@ -72,6 +72,6 @@ def _note(event: ReservationEnded | HandoffEnded) -> None:
         file.write(json.dumps(end).encode() + b"\n")
 
 
-def new_session(runtime_dir: Any, identity: Identity, *rest: Any) -> Session:
+def new_session(runtime_dir: Any, identity: Identity, *rest: Any, **named: Any) -> Session:
     """A listening one. Raises KeyError where the process was given no board."""
-    return ListeningSession(Points.of_environment(CLIENT, os.environ), runtime_dir, identity, *rest)
+    return ListeningSession(Points.of_environment(CLIENT, os.environ), runtime_dir, identity, *rest, **named)

@@ -19,9 +19,9 @@ from testing.faults.points import Points
 from testing.faults.session import FaultySession
 
 
-def new_session(runtime_dir: Any, identity: Identity, *rest: Any) -> Session:
+def new_session(runtime_dir: Any, identity: Identity, *rest: Any, **named: Any) -> Session:
     """A faulty one. Raises KeyError where the process was given no board."""
-    return FaultySession(Points.of_environment(CLIENT, os.environ), runtime_dir, identity, *rest)
+    return FaultySession(Points.of_environment(CLIENT, os.environ), runtime_dir, identity, *rest, **named)
 
 
 class FaultyConnector(KvpushConnector):

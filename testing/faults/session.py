@@ -12,7 +12,7 @@ from typing import Any
 from kvpush_client._proto import engine_pb2
 from kvpush_client.items import Identity, Item
 from kvpush_client.layout import Layout
-from kvpush_client.link import Link
+from kvpush_client.link import DAEMON_SILENCE, Link
 from kvpush_client.pool import Pool
 from kvpush_client.session import Session
 from kvpush_client.wire import Malformed
@@ -26,11 +26,16 @@ class FaultyLink(Link):
     """A link whose messages pass the points "session.send.*" and "session.recv.*"."""
 
     def __init__(
-        self, points: Points, socket: Path, identity: Identity, unsayable: Callable[[Item, Malformed], None]
+        self,
+        points: Points,
+        socket: Path,
+        identity: Identity,
+        unsayable: Callable[[Item, Malformed], None],
+        silence: float,
     ) -> None:
         self._points = points
         self._over = threading.Event()
-        super().__init__(socket, identity, unsayable)
+        super().__init__(socket, identity, unsayable, silence)
         self._responses = self._received(self._responses)
 
     def _requests(self) -> Iterator[engine_pb2.SessionRequest]:
@@ -87,5 +92,6 @@ class FaultySession(Session):
         identity: Identity,
         pool: Pool | None = None,
         layout: Layout | None = None,
+        daemon_silence: float = DAEMON_SILENCE,
     ) -> None:
-        super().__init__(runtime_dir, identity, pool, layout, partial(FaultyLink, points))
+        super().__init__(runtime_dir, identity, pool, layout, daemon_silence, partial(FaultyLink, points))

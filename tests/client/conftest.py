@@ -57,14 +57,14 @@ def engines(runtime_dir: Path) -> Iterator[Callable[..., Engine]]:
     before = _threads()
     with ExitStack() as stack:
 
-        def make(identity: Identity | None = None) -> Engine:
+        def make(identity: Identity | None = None, **settings: float) -> Engine:
             identity = identity or scheduler()
             if identity.role is Role.WORKER:
                 pool = Pool.create(LAYOUT.pool_bytes, "pool")
                 stack.callback(pool.close)
-                session = Session(runtime_dir, identity, pool, LAYOUT)
+                session = Session(runtime_dir, identity, pool, LAYOUT, **settings)
             else:
-                session = Session(runtime_dir, identity)
+                session = Session(runtime_dir, identity, **settings)
             stack.callback(session.close)
             session.start()
             return Engine(session)

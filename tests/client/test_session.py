@@ -467,10 +467,12 @@ def test_an_attempt_that_the_system_refuses_is_followed_by_another(
 ) -> None:
     attempts = iter([error])
 
-    def dial(socket: Path, identity: Identity, unsayable: Callable[[Item, Malformed], None]) -> Link:
+    def dial(
+        socket: Path, identity: Identity, unsayable: Callable[[Item, Malformed], None], silence: float
+    ) -> Link:
         for refused in attempts:
             raise refused
-        return Link(socket, identity, unsayable)
+        return Link(socket, identity, unsayable, silence)
 
     daemons()
     session = Session(runtime_dir, scheduler(), link=dial)
@@ -528,6 +530,22 @@ def test_a_stopped_daemon_is_noticed_and_its_halves_wait_for_the_fence(
     daemon.send(signal.SIGCONT)
     engine.await_event(Connected, count=2)
     assert ends(engine, key) == [ReservationEnded, ReservationReleased, HandoffEnded]
+
+
+def test_how_long_a_stopped_daemon_is_waited_for_is_the_engines_to_say(
+    processes: Processes, engines: Engines
+) -> None:
+    daemon = processes()
+    hasty = connected(engines(replace(scheduler(), engine_id="hasty"), daemon_silence=1))
+    patient = connected(engines(replace(scheduler(), engine_id="patient"), daemon_silence=60))
+    daemon.send(signal.SIGSTOP)
+    hasty.await_event(Disconnected)
+    daemon.send(signal.SIGCONT)
+    hasty.await_event(Connected, count=2)
+    key = new_key()
+    patient.reserve(key, "land")
+    assert patient.await_event(ReservationEnded).fault is None
+    assert not any(isinstance(event, Disconnected) for event in patient.seen)
 
 
 def test_while_movers_live_nothing_is_released_until_a_daemon_welcomes_the_launch(

@@ -25,6 +25,7 @@ def test_without_settings_the_folder_is_the_environments_or_the_systems():
         ({"runtime_dir": 3}, "runtime_dir"),
         ({"start_timeout": "soon"}, "start_timeout"),
         ({"start_timeout": -1}, "start_timeout"),
+        ({"daemon_silence": 0}, "daemon_silence"),
         ({"lease": 0}, "lease"),
         ({"layer_groups": 0}, "layer_groups"),
         ({"layer_groups": True}, "layer_groups"),

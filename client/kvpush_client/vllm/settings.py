@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kvpush_client.items import Identity, Role
+from kvpush_client.link import DAEMON_SILENCE
 
 DEFAULT_RUNTIME_DIR = "/run/kvpushd"
-_KEYS = ("runtime_dir", "start_timeout", "lease", "layer_groups")
+_KEYS = ("runtime_dir", "start_timeout", "daemon_silence", "lease", "layer_groups")
 
 
 class SettingsError(ValueError):
@@ -26,12 +27,14 @@ class Settings:
 
     runtime_dir    where the daemon's sockets are; default $KVPUSHD_RUNTIME_DIR, else /run/kvpushd
     start_timeout  seconds that the engine's start waits for the daemon; default 30
+    daemon_silence seconds without an answer after which the daemon counts as stopped; default 10
     lease          seconds that an unmatched half lives; None, the default = as the daemon is configured
     layer_groups   into how many parts a forward pass is cut: each is handed off as it is done; default 16
     """
 
     runtime_dir: Path
     start_timeout: float
+    daemon_silence: float
     lease: float | None
     layer_groups: int
 
@@ -49,6 +52,9 @@ class Settings:
         return cls(
             runtime_dir=Path(runtime_dir),
             start_timeout=_number("start_timeout", extra.get("start_timeout", 30.0), 0.0, 3600.0),
+            daemon_silence=_number(
+                "daemon_silence", extra.get("daemon_silence", DAEMON_SILENCE), 1.0, 3600.0
+            ),
             lease=None if lease is None else _number("lease", lease, 0.001, 86400.0),
             layer_groups=int(_number("layer_groups", extra.get("layer_groups", 16), 1, 1024)),
         )

@@ -59,7 +59,7 @@ def open_scheduler_side(
 ) -> SchedulerSide:
     """The scheduler side, connected. Raises StartError."""
     identity = identity_of(vllm_config, Role.SCHEDULER, fingerprint, software)
-    session = new_session(settings.runtime_dir, identity)
+    session = new_session(settings.runtime_dir, identity, daemon_silence=settings.daemon_silence)
     connect(session, settings)
     return SchedulerSide(session, References(pool), vllm_config, kv_cache_config, settings, log)
 
@@ -112,7 +112,13 @@ class Starting:
         transferred = {layer.name: layers[layer.name] for layer in layout.layers}
         self.fingerprint = fingerprint_of(self._vllm_config, self._kv_cache_config, transferred)
         identity = identity_of(self._vllm_config, Role.WORKER, self.fingerprint, self._software)
-        session = self._new_session(self._settings.runtime_dir, identity, pool, layout)
+        session = self._new_session(
+            self._settings.runtime_dir,
+            identity,
+            pool,
+            layout,
+            daemon_silence=self._settings.daemon_silence,
+        )
         connect(session, self._settings)
         self._session = session
         names = [layer.name for layer in layout.layers]

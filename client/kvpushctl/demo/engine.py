@@ -62,7 +62,11 @@ async def start(
         "kv_role": role,
         "engine_id": name,
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"runtime_dir": str(runtime_dir), "start_timeout": 120},
+        "kv_connector_extra_config": {
+            "runtime_dir": str(runtime_dir),
+            "start_timeout": 120,
+            "daemon_silence": 60,  # a busy host must not look like a stopped daemon
+        },
     }
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in _sizes(cut, vllm).items()]
     argv = python(

@@ -101,7 +101,8 @@ def config(name: str, runtime_dir: Path, tls: Certificates, *, corrupt: bool) ->
         "peer_port = 0",
         "http_port = 0",
         # Three engines start at once: a busy host must not look like a broken link.
-        "link_silence = 30",
+        "link_silence = 60",
+        "engine_silence = 60",
         "[tls]",
         f"ca = {text(tls.ca)}",
         f"cert = {text(tls.cert)}",
