@@ -17,6 +17,8 @@ NEIGHBOURS = 256 << 10
 """Runs that can be merged are shuffled within so many bytes, or four of them: so that a transfer that is cut
 somewhere still merges."""
 
+_MADV_POPULATE_WRITE = 23
+
 Shape = Literal["contiguous", "mergeable", "fragmented"]
 TRANSPORTS = {"tcp": "tcp,self", "cma": "all"}
 """UCX_TLS of each. UCX's own choice between two processes of one host is CMA."""
@@ -72,17 +74,13 @@ def places(shape: Shape, run: int) -> tuple[NDArray[np.int64], NDArray[np.int64]
     return order, order
 
 
-def pool(filled: bool) -> NDArray[np.uint8]:
-    """Memory of the kind that an engine's pool is: a memfd, mapped and faulted in; the pattern, or ones.
-
-    The same for all contenders: numpy's own arrays would be in huge pages, and faster by far.
-    """
-    fd = os.memfd_create("wire")
-    os.ftruncate(fd, POOL_BYTES)
-    made = np.frombuffer(mmap.mmap(fd, POOL_BYTES), np.uint8)
+def mapped(path: str) -> NDArray[np.uint8]:
+    """A pool of memory.Memory's, with its page tables filled in."""
+    fd = os.open(path, os.O_RDWR)
+    memory = mmap.mmap(fd, POOL_BYTES)
     os.close(fd)
-    made[:] = pattern() if filled else 1
-    return made
+    memory.madvise(_MADV_POPULATE_WRITE)
+    return np.frombuffer(memory, np.uint8)
 
 
 def pattern() -> NDArray[np.uint8]:

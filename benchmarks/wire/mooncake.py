@@ -18,6 +18,7 @@ from pathlib import Path
 from benchmarks.child import Child
 from benchmarks.wire.case import Case
 from benchmarks.wire.contender import WrongBytes
+from benchmarks.wire.memory import Memory
 
 PACKAGE = "mooncake-transfer-engine-non-cuda"
 LIBRARIES = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
@@ -34,18 +35,18 @@ class Mooncake:
 
     name = "Mooncake"
 
-    def __init__(self, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, memory: Memory, folder: Path, say: Callable[[str], None]) -> None:
         """Installs it where that has not been done. Raises Unavailable."""
         _install(folder / "mooncake-install.log", say)
         libraries = sorted({str(found.parent) for found in (HOME / "debian").rglob("*.so.*")})
         script = str(Path(__file__).with_name("mooncake_end.py"))
         self._ends = [
             Child(
-                [str(HOME / "bin" / "python"), "-P", script, role],
+                [str(HOME / "bin" / "python"), "-P", script, path],
                 folder / f"mooncake-{role}.log",
                 {"LD_LIBRARY_PATH": ":".join(libraries), "OPENBLAS_NUM_THREADS": "1"},
             )
-            for role in ("sender", "receiver")
+            for role, path in memory.paths.items()
         ]
         self._sender, self._receiver = self._ends
         try:

@@ -16,12 +16,12 @@ BATCH = 1024
 
 
 class _End:
-    def __init__(self, role: str) -> None:
+    def __init__(self, path: str) -> None:
         self._cases = _cases()
         self._engine: Any = importlib.import_module("mooncake.engine").TransferEngine()
         if self._engine.initialize("127.0.0.1:0", "P2PHANDSHAKE", "tcp", "") != 0:
             raise RuntimeError("the transfer engine does not initialize over TCP")
-        self._pool = self._cases.pool(filled=role == "sender")
+        self._pool = self._cases.mapped(path)
         if self._engine.register_memory(self._pool.ctypes.data, self._pool.nbytes) != 0:
             raise RuntimeError("the transfer engine does not register the pool")
         self._host, self._theirs = "", 0

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.wire import case as cases
 from benchmarks.wire.case import POOL_BYTES, RUNS, TRANSPORTS, Case
 from benchmarks.wire.contender import WrongBytes
+from benchmarks.wire.memory import Memory
 from kvpush_client.layout import Group, Layer, Layout, Plane
-from kvpush_client.pool import Pool
 from kvpushd.core.events import WriteEnded
 from kvpushd.core.layout import Blocks, Window
 from kvpushd.core.pace import Pace
@@ -44,7 +44,7 @@ class Movers:
 
     name = "kvpushd"
 
-    def __init__(self, transport: str) -> None:
+    def __init__(self, memory: Memory, transport: str) -> None:
         self._runner = asyncio.Runner()
         self._numbers = itertools.count(1)
         # As a daemon has it that is not told otherwise.
@@ -52,9 +52,7 @@ class Movers:
             Settings.model_fields[name].default for name in ("peer_bytes_in_flight", "window_bytes")
         )
         self._pace = Pace(flight, write)
-        self._source, self._target = Pool.create(POOL_BYTES, "source"), Pool.create(POOL_BYTES, "target")
-        self._source.view[:] = cases.pattern().data
-        self._target.prefault()
+        self._source, self._target = memory.source, memory.target
         self._sender, self._receiver = self._run(self._meet(TRANSPORTS[transport]))
 
     @property
@@ -78,9 +76,6 @@ class Movers:
         for mover in (self._sender, self._receiver):
             self._run(mover.stop())
         self._runner.close()
-        # The views that numpy held are gone by now.
-        self._source.close()
-        self._target.close()
 
     def _run(self, scene: Coroutine[object, object, R]) -> R:
         return self._runner.run(scene)

@@ -11,6 +11,7 @@ from pathlib import Path
 from benchmarks.child import Child
 from benchmarks.wire.case import RUNS, TRANSPORTS, Case
 from benchmarks.wire.contender import WrongBytes
+from benchmarks.wire.memory import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ SETTINGS = (
 class Nixl:
     """Two processes per transport, each with an agent per number of threads that a setting names."""
 
-    def __init__(self, transport: str, folder: Path) -> None:
+    def __init__(self, memory: Memory, transport: str, folder: Path) -> None:
         environment = {
             "UCX_TLS": TRANSPORTS[transport],
             "NIXL_LOG_LEVEL": "WARN",
@@ -66,11 +67,11 @@ class Nixl:
         }
         self._ends = [
             Child(
-                [sys.executable, "-m", "benchmarks.wire.nixl_end", role],
+                [sys.executable, "-m", "benchmarks.wire.nixl_end", role, path],
                 folder / f"nixl-{transport}-{role}.log",
                 environment,
             )
-            for role in ("sender", "receiver")
+            for role, path in memory.paths.items()
         ]
         self._sender, self._receiver = self._ends
         # The receiver has to make progress for a connection to come about.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One end of raw NIXL: `python -m benchmarks.wire.nixl_end {sender,receiver}`, see nixl."""
+"""One end of raw NIXL: `python -m benchmarks.wire.nixl_end {sender,receiver} POOL`, see nixl."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PR_SET_TIMERSLACK = 29
 
 
 class _End:
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, path: str) -> None:
         from nixl._api import nixl_agent, nixl_agent_config
 
         # Naps are as long as they say, and not 50 us longer.
         ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1000, 0, 0, 0)
-        self._pool = case.pool(filled=role == "sender")
+        self._pool = case.mapped(path)
         self._address = self._pool.ctypes.data
         self._agents: dict[int, Any] = {}
         for threads in _THREADS:
@@ -152,4 +152,4 @@ def _merged(near: Any, far: Any, run: int) -> tuple[Any, Any, Any]:
 
 
 if __name__ == "__main__":
-    _End(sys.argv[1]).run()
+    _End(*sys.argv[1:]).run()

@@ -15,6 +15,7 @@ from benchmarks.wire import case as cases
 from benchmarks.wire import upkeep
 from benchmarks.wire.case import POOL_BYTES, RUNS, TRANSPORTS, Case
 from benchmarks.wire.contender import Contender
+from benchmarks.wire.memory import Memory
 from benchmarks.wire.mooncake import Mooncake, Unavailable
 from benchmarks.wire.movers import Movers
 from benchmarks.wire.nixl import SETTINGS, UNMERGED, Nixl, RawNixl, Setting
@@ -40,16 +41,18 @@ class WirePart:
                 stack.callback(contender.close)
                 return contender
 
-            floors = [begun(Socket(job.folder)), begun(Memcpy())]
+            memory = Memory()
+            stack.callback(memory.close)
+            floors = [begun(Socket(memory, job.folder)), begun(Memcpy(memory))]
             try:
-                mooncake = [begun(Mooncake(job.folder, job.say))]
+                mooncake = [begun(Mooncake(memory, job.folder, job.say))]
             except Unavailable as error:
                 tally.facts.append(f"Mooncake is left out: {error}")
                 mooncake = []
             for transport in TRANSPORTS:
-                nixl = Nixl(transport, job.folder)
+                nixl = Nixl(memory, transport, job.folder)
                 stack.callback(nixl.close)
-                movers = begun(Movers(transport))
+                movers = begun(Movers(memory, transport))
                 others = [*floors, *mooncake] if transport == "tcp" else floors[1:]
                 for case in cases.every(job.quick):
                     if case.transport == transport and job.wants(case.name):
@@ -151,8 +154,9 @@ class _Tally:
     def setup(self) -> list[str]:
         """How it was set up, and what was chosen."""
         facts = [
-            f"two processes of one host; each turn moves {POOL_BYTES >> 20} MiB; TCP is loopback; what is "
-            "in the targets is checked byte by byte in a turn before the rounds",
+            f"two processes of one host; each turn moves {POOL_BYTES >> 20} MiB from and to the same memory, "
+            "whoever moves it; TCP is loopback; what is in the target is checked byte by byte in a turn "
+            "before the rounds",
             "kvpushd: two mover processes, writes cut and kept in flight by its core's pace; CPU is of both "
             "movers and of the process that stands in for the daemons",
             "raw NIXL: both ends poll from their only thread, without its progress thread; CPU is of both",

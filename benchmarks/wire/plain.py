@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Floors: a TCP socket between two processes, and a copy in one. Both move the pool whole, whatever the case.
 
-python -m benchmarks.wire.plain     the receiving end of the socket
+python -m benchmarks.wire.plain POOL    the receiving end of the socket
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from benchmarks.child import Child
 from benchmarks.wire import case as cases
 from benchmarks.wire.case import POOL_BYTES, Case
 from benchmarks.wire.contender import WrongBytes
+from benchmarks.wire.memory import Memory
 
 PIECE = 1 << 20
 
@@ -30,10 +31,11 @@ class Socket:
 
     name = "TCP socket"
 
-    def __init__(self, folder: Path) -> None:
-        self._child = Child([sys.executable, "-m", "benchmarks.wire.plain"], folder / "socket.log")
+    def __init__(self, memory: Memory, folder: Path) -> None:
+        command = [sys.executable, "-m", "benchmarks.wire.plain", memory.paths["receiver"]]
+        self._child = Child(command, folder / "socket.log")
         self._connection = socket.create_connection(("127.0.0.1", self._child.hear()["port"]))
-        self._source = memoryview(cases.pool(filled=True).data)
+        self._source = memoryview(cases.mapped(memory.paths["sender"]).data)
 
     @property
     def pids(self) -> Sequence[int]:
@@ -65,8 +67,8 @@ class Memcpy:
 
     name = "memcpy"
 
-    def __init__(self) -> None:
-        self._source, self._target = cases.pool(filled=True), cases.pool(filled=False)
+    def __init__(self, memory: Memory) -> None:
+        self._source, self._target = (cases.mapped(path) for path in memory.paths.values())
 
     @property
     def pids(self) -> Sequence[int]:
@@ -86,9 +88,9 @@ class Memcpy:
         """Nothing to end."""
 
 
-def receive() -> None:
+def receive(path: str) -> None:
     """The socket's receiving end: takes a pool's worth and says ".", or answers on its standard input."""
-    pool = cases.pool(filled=False)
+    pool = cases.mapped(path)
     view = memoryview(pool.data)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
@@ -112,4 +114,4 @@ def receive() -> None:
 
 
 if __name__ == "__main__":
-    receive()
+    receive(sys.argv[1])

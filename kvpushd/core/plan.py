@@ -17,7 +17,18 @@ import numpy as np
 
 from kvpushd.core.layout import BlockLists, Blocks, Layout, Plane, Window, block_size, reach, unit_bytes
 from kvpushd.core.overlap import check_mappable, overlaps
-from kvpushd.core.runs import MAX_RUNS, Axis, Int64s, Runs, axis_of, bound, joined, numbered, product
+from kvpushd.core.runs import (
+    MAX_RUNS,
+    Axis,
+    Int64s,
+    Runs,
+    axis_of,
+    bound,
+    joined,
+    numbered,
+    order_of,
+    product,
+)
 from kvpushd.errors import Invalid, LayoutMismatch
 
 MAX_SPANS = 64
@@ -226,9 +237,10 @@ def _cut(
                     f"inside a block of the {side}; a block of {size} positions moves as a whole"
                 )
         end = start + -(-(end - start) // size) * size
+    if other_size == size and (theirs.start - mine.start) % size == 0:
+        return _in_step(start, end, mine, theirs, size)
     cuts = _boundaries(start, end, mine.start, size)
-    if other_size != size or (theirs.start - mine.start) % size:
-        cuts = np.union1d(cuts, _boundaries(start, end, theirs.start, other_size))
+    cuts = np.union1d(cuts, _boundaries(start, end, theirs.start, other_size))
     lengths = np.diff(cuts, append=end)
     usual = min(size, other_size)
     whole = lengths == usual
@@ -241,6 +253,26 @@ def _cut(
         bound(int(counts.sum()), MAX_RUNS)
         parts.append((np.repeat(rest, counts) + numbered(counts), 1))
     return [_pieces(at, tokens, mine, size, theirs, other_size) for at, tokens in parts]
+
+
+def _in_step(start: int, end: int, mine: Blocks, theirs: Blocks, size: int) -> list[_Pieces]:
+    """The same where both sides' blocks begin at the same positions, as nearly always: without a division for
+    each of tens of thousands of blocks."""
+    first = -(-(start - mine.start) // size)
+    last = (end - mine.start) // size
+    begin, stop = mine.start + first * size, mine.start + last * size
+    parts = []
+    if first < last:
+        ids, other = mine.ids[first:last], theirs.ids[(begin - theirs.start) // size :][: last - first]
+        if (ids[1:] < ids[:-1]).any():
+            order = order_of(ids)
+            ids, other = ids[order], other[order]
+        nothing = np.zeros(last - first, np.int64)
+        parts.append(_Pieces(ids, nothing, other, nothing, size))
+    rest = np.concatenate([np.arange(start, min(begin, end)), np.arange(max(begin, stop), end)])
+    if len(rest):
+        parts.append(_pieces(rest, 1, mine, size, theirs, size))
+    return parts
 
 
 def _pieces(at: Int64s, tokens: int, mine: Blocks, size: int, theirs: Blocks, other_size: int) -> _Pieces:

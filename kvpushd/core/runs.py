@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ Int64s = NDArray[np.int64]
 
 # A layout of single bytes in two orders would take the mover's memory: 24 bytes of plan per byte moved.
 MAX_RUNS = 1 << 24
+CLOSE = 8
+"""Numbers are close together where there are no more than so many for each that is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,20 @@ def product(axes: Sequence[Axis], unit: int, room: int) -> Runs:
         target = np.add.outer(target, axis.target).ravel()
         length = np.multiply.outer(length, axis.length).ravel()
     return Runs(source, target, length)
+
+
+def order_of(numbers: Int64s) -> NDArray[np.integer[Any]]:
+    """What puts one or more numbers in ascending order. Where they are close together, as block ids are, each
+    is put in its place, which takes a quarter of the time of a sort."""
+    low = numbers.min()
+    span = int(numbers.max() - low) + 1
+    if span <= CLOSE * len(numbers):
+        places = np.full(span, -1, np.int32)
+        places[numbers - low] = np.arange(len(numbers), dtype=np.int32)
+        order = places[places >= 0]
+        if len(order) == len(numbers):  # else one came twice
+            return order
+    return np.argsort(numbers, kind="stable")
 
 
 def numbered(counts: Int64s) -> Int64s:

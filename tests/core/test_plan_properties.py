@@ -14,6 +14,7 @@ from kvpush_client.layout import Group, GroupKind, Layout
 from kvpushd.core.layout import BlockLists, Blocks, Window, check, check_blocks, reach
 from kvpushd.core.overlap import covers, granularity, mappable, sends, shared_layers
 from kvpushd.core.plan import plan, window_bytes
+from kvpushd.core.runs import order_of
 from tests.core.pools import (
     Model,
     Shape,
@@ -115,6 +116,13 @@ def windows(draw: st.DrawFn, case: Case, layers: int) -> Window:
         start -= start % case.source.groups[0].block_size
     first = draw(st.integers(0, layers))
     return Window(start, end, first, draw(st.integers(first, layers)))
+
+
+@given(st.one_of([st.lists(st.integers(5, high), min_size=1) for high in (9, 200, 1 << 40)]))
+def test_numbers_are_ordered_whether_close_together_far_apart_or_doubled(numbers: list[int]) -> None:
+    order = order_of(np.array(numbers, np.int64))
+    assert sorted(order.tolist()) == list(range(len(numbers)))
+    assert [numbers[i] for i in order] == sorted(numbers)
 
 
 @given(st.data())
