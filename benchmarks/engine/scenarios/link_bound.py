@@ -7,6 +7,7 @@ from benchmarks.engine.contenders import (
     ALL,
     ESSENTIAL,
     KVPUSHD,
+    MOVERS,
     NONE,
     PULL,
     PUSH,
@@ -64,6 +65,7 @@ class LinkBound:
         findings.facts.append(f"{scenario}: afterwards, {after / PREFILL_S:.2f} of prefill")
         findings.rounds.append(rounds)
         findings.goals += never_behind(rounds)
+        findings.facts.append(_noise(rounds))
         findings.goals += [
             goal(
                 1, "TTFT, against / kvpushd", ">=", 1.6, rounds.ratio("ttft_s", o, KVPUSHD), scenario, o.name
@@ -119,6 +121,13 @@ class LinkBound:
 def _ask(scenario: str, contender: Contender, number: int, answer: int) -> Ask:
     tokens = prompt(PROMPT, scenario, contender.name, number)
     return Ask(tokens, answer, moved=PROMPT - 1)
+
+
+def _noise(rounds: Rounds) -> str:
+    """How near to 1 goal 5's TPOT can be asked to be: where nothing is transferred, nothing is behind."""
+    ratios = [(o.name, rounds.ratio("tpot_s", o, NONE)) for o in MOVERS if o.name in rounds.trials]
+    said = ", ".join(f"{name} {r.value:.3f} ({r.low:.3f} – {r.high:.3f})" for name, r in ratios)
+    return f"{rounds.scenario}: TPOT, against / no transfer, which is the floor of goal 5's: {said}"
 
 
 def _cpu(rounds: Rounds, contenders: tuple[Contender, ...]) -> Table:
