@@ -108,8 +108,8 @@ class Handoff:
 
 
 def reach(blocks: Blocks | None, group: Group) -> int:
-    """One past the last position that a list holds; 0 where it holds none."""
-    return blocks.start + len(blocks.ids) * group.block_size if blocks is not None and len(blocks.ids) else 0
+    """One past the last position whose blocks are known: those before a list's start never will be."""
+    return blocks.start + len(blocks.ids) * group.block_size if blocks is not None else 0
 
 
 def _joined(known: Blocks | None, more: Blocks, layout: Layout) -> Blocks | str:

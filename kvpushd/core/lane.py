@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kvpushd.core.layout import Window
@@ -40,8 +41,8 @@ class Pair:
     target_rank: int
     layers: tuple[int, ...]
     """The sender's indices of the layers that both hold; ascending."""
-    groups: frozenset[int]
-    """The sender's groups that those layers are of."""
+    groups: Mapping[int, frozenset[int]]
+    """The sender's groups that those layers are of, and the receiver's for each."""
     granularity: int
     """Positions that a window's start must be a multiple of."""
     whole: int

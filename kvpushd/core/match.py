@@ -17,6 +17,7 @@ from kvpushd.core.overlap import (
     granularity,
     mappable,
     sends,
+    shared_groups,
     shared_layers,
     whole,
 )
@@ -38,12 +39,11 @@ def pair_up(engine: Engine, receiver: ReceiverView) -> tuple[Pair, ...]:
             mappable(source, target)
             if not sends(source, target):
                 continue
-            layers = shared_layers(source, target)
             pair = Pair(
                 source_rank=source_rank,
                 target_rank=target_rank,
-                layers=layers,
-                groups=frozenset(source.layers[layer].group for layer in layers),
+                layers=shared_layers(source, target),
+                groups=shared_groups(source, target),
                 granularity=granularity(source, target),
                 whole=whole(source, target),
                 bytes_per_position=int(bytes_per_position(source, target).sum()),
@@ -88,8 +88,8 @@ def coverage_fault(target: Target, handoff: Handoff, engine: Engine) -> Fault | 
     """What of a target's positions the handoff does not name, or never will; None if nothing is amiss.
 
     Blocks are only ever appended, so a list that begins too late is known to be wrong at once; that it ends
-    too soon, only at the seal. Of a sliding window each side names what it still has, hence only its end
-    can be held to what is wanted.
+    too soon, only at the seal. Of a sliding window what the receiver names is wanted: it takes the whole of
+    its first block for computed, and shares it with other requests.
     """
     said = target.said
     if handoff.seal is not None and said.end > handoff.seal:
@@ -99,13 +99,15 @@ def coverage_fault(target: Target, handoff: Handoff, engine: Engine) -> Fault | 
         )
     for pair in (lane.pair for lane in target.lanes):
         layout = engine.pools[pair.source_rank]
-        for group in sorted(pair.groups):
+        for group, theirs in pair.groups.items():
             blocks = handoff.blocks.get(group)
-            full = layout.groups[group].kind is GroupKind.FULL
-            if full and blocks is not None and len(blocks.ids) and blocks.start > said.start:
+            start = said.start
+            if layout.groups[group].kind is not GroupKind.FULL:
+                start = max(start, min((b.start for b in said.blocks if b.group in theirs), default=start))
+            if blocks is not None and blocks.start > start:
                 return Fault(
                     Reason.POSITIONS_MISSING,
-                    f"positions from {said.start} are wanted, but group {group} begins at {blocks.start}",
+                    f"positions from {start} are wanted, but group {group} begins at {blocks.start}",
                 )
             named = handoff.named([group], layout)
             if handoff.seal is not None and named < said.end:

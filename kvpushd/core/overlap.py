@@ -148,6 +148,14 @@ def shared_layers(source: Layout, target: Layout) -> tuple[int, ...]:
     return tuple(overlap.index for overlap in overlaps(source, target))
 
 
+def shared_groups(source: Layout, target: Layout) -> dict[int, frozenset[int]]:
+    """The groups of `source` that those layers are of, and the groups of `target` for each; ascending."""
+    found: dict[int, set[int]] = {}
+    for each in overlaps(source, target):
+        found.setdefault(each.source.group, set()).add(each.target.group)
+    return {group: frozenset(found[group]) for group in sorted(found)}
+
+
 def granularity(source: Layout, target: Layout) -> int:
     """Positions that a window's start must be a multiple of: 1, or the block size where a layer is opaque."""
     return math.lcm(

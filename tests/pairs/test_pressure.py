@@ -136,6 +136,15 @@ def test_windows_move_on_while_bytes_move(windows):
             assert legs.right().external_cached_tokens == length - 1
 
 
+def test_what_other_layers_have_moves_long_before_a_window_has_come_to_what_is_wanted(windows):
+    windows.p.engine.set_clock(Clock(seconds_per_prompt_token=0.005))
+    legs = windows.at_once(prompt(480, "all layers"), 4)
+    assert legs.right().external_cached_tokens == 479
+    times = windows.sent(legs.transfer_id).times
+    # The first chunk is a seventh of the prompt; the first block of a window is past its half.
+    assert 2 * times.first_landed_unix_ns < times.opened_unix_ns + times.sealed_unix_ns
+
+
 def test_windows_and_prefix_hits_go_together(windows):
     shared = prompt(200, "windows hit")
     for tail in range(6):

@@ -17,6 +17,7 @@ class D:
     def __init__(self, recompute=True, groups=(kit.SIZE,)):
         self.desk = kit.Desk()
         self.blocks = kit.Blocks()
+        self.now = 100.0
         self.receiver = Receiver(
             self.desk,
             self.blocks.references,
@@ -25,6 +26,7 @@ class D:
             lease=None,
             recompute=recompute,
             log=kit.LOG,
+            clock=lambda: self.now,
         )
 
     def ask(self, request=None, number=1, computed=0):
@@ -80,6 +82,15 @@ def test_the_engine_goes_on_while_an_ended_requests_blocks_may_be_written(d):
     d.receiver.on_ended(kit.failed(KEY, released=False))
     assert d.receiver.fencing
     d.receiver.on_released(kit.released(KEY))
+    assert not d.receiver.fencing
+
+
+def test_the_engine_does_not_go_on_for_ever_where_the_daemon_releases_nothing(d):
+    d.reserve()
+    d.free()
+    d.now += 299
+    assert d.receiver.fencing
+    d.now += 2
     assert not d.receiver.fencing
 
 

@@ -237,34 +237,77 @@ def test_the_engine_goes_on_while_an_ended_requests_handoff_holds_blocks(p, comp
 
 def test_the_engine_does_not_go_on_for_ever_where_the_daemon_says_nothing(p):
     p.prefill()
-    p.now += 59
+    p.now += 299
     assert p.sender.moving
     p.now += 2
     assert not p.sender.moving
 
 
+def test_the_engine_goes_on_while_a_former_attempt_of_an_ended_request_holds_blocks(p):
+    p.add()
+    p.step(r=40)
+    p.step(preempted=["r"])
+    p.finish()
+    p.sender.on_ended(kit.not_delivered(AGAIN))
+    assert p.sender.moving
+    p.sender.on_ended(kit.not_delivered(KEY))
+    assert not p.sender.moving
+
+
 def test_what_lacks_blocks_waits_a_moment_and_not_for_as_long_as_others_leave(p):
     waited = []
-    for number in range(1, 40):
-        p.prefill(kit.Request(f"r{number}", num_prompt_tokens=16), number)
-        p.sender.on_matched(kit.came(TransferKey(kit.transfer(number))))
+    for number in range(1, 12):
+        leave(p, number)
         p.now += 0.125
         waited.append(p.sender.freeing)
-    assert [index for index, still in enumerate(waited) if not still] == [8, 16, 24, 32]
+        p.sender.scheduled()
+    assert waited == [True] * 8 + [False] * 3
+    p.sender.scheduled()  # there were blocks for all
+    assert p.sender.freeing
+
+
+def test_all_that_a_schedule_asks_for_hear_the_same_where_it_has_waited_enough(p):
+    leave(p)
+    assert p.sender.freeing
+    p.now += 0.5
+    p.sender.scheduled()
+    leave(p, 2)
+    p.now += 0.75
+    assert not any(p.sender.freeing for _ in range(3))
+
+
+def test_short_waits_with_enough_blocks_between_them_are_not_one_long_wait(p):
+    for number in range(1, 20):
+        leave(p, number)
+        assert p.sender.freeing
+        p.sender.scheduled()
+        p.now += 0.25
+        p.sender.scheduled()
+
+
+def leave(p, number=1):
+    """A request ends whose handoff is under way."""
+    p.prefill(kit.Request(f"r{number}", num_prompt_tokens=16), number)
+    p.sender.on_matched(kit.came(TransferKey(kit.transfer(number))))
 
 
 def test_of_a_window_only_what_a_receiver_wants_is_named_and_held():
     p = P(window=32)
     p.add(kit.Request(num_prompt_tokens=400))
     p.desk.take()
-    for _ in range(3):
+    first = 240  # 400 - 32, and 128 before that for a receiver whose blocks are larger
+    for said in ([("handoff", KEY, [(0, first, [])], None)], []):
         p.step(r=100)
         assert len(p.blocks.references) == 0
-    assert p.desk.take() == []
+        assert p.desk.take() == said
+    p.step(r=100)
     p.step(r=100)
     ids = p.blocks.ids("r")[0]
-    assert p.desk.take() == [("handoff", KEY, [(0, 352, ids[22:])], 400)]  # 384 - 32 and more are wanted
-    assert len(p.blocks.references) == 3
+    assert p.desk.take() == [
+        ("handoff", KEY, [(0, first, ids[15:19])], None),
+        ("handoff", KEY, [(0, 304, ids[19:])], 400),
+    ]
+    assert len(p.blocks.references) == 10
 
 
 def test_a_prompt_within_its_window_is_named_as_a_whole():

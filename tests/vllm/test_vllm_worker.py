@@ -128,6 +128,12 @@ def test_waits_of_before_a_daemons_absence_fail_beside_one_that_begins_after_it(
     assert worker.step(events=[kit.landed(other)]) == ({"s"}, set())
 
 
+def test_what_had_landed_before_the_daemon_went_away_has_landed(worker):
+    worker.step(Step(waits=[(KEY, "r")]))
+    worker.desk.events = [kit.landed(KEY), Disconnected("drained")]
+    assert worker.step() == ({"r"}, set())
+
+
 def test_what_arrived_before_the_step_that_begins_its_wait_is_reported_in_it(worker):
     worker.desk.events = [kit.landed(KEY)]
     assert worker.step(Step(waits=[(KEY, "r")])) == ({"r"}, set())

@@ -466,7 +466,7 @@ class Handoff(google.protobuf.message.Message):
 
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvpush_client._proto.types_pb2.Blocks]:
-        """Blocks per group, to append."""
+        """Blocks per group, to append. A first list without any says from which position on there will be some."""
 
     @property
     def prompts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Prompt]:

@@ -8,8 +8,9 @@ have reported it, the reservation's blocks when the daemon says that no write in
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from logging import Logger
@@ -20,7 +21,7 @@ from kvpush_client.items import Sender
 from kvpush_client.layout import Blocks
 from kvpush_client.vllm.params import Receive
 from kvpush_client.vllm.prompt import digest
-from kvpush_client.vllm.references import References
+from kvpush_client.vllm.references import References, longest_hold
 
 _REMEMBERED = 8192
 """Transfer ids kept after their use, so that a second use is refused rather than waited for."""
@@ -81,6 +82,8 @@ class _Wanted:
 class _Reservation:
     request_id: str
     ended: bool = False
+    left_at: float | None = None
+    """When its request ended, if it has: since then only we hold its blocks."""
 
 
 class Receiver:
@@ -99,7 +102,9 @@ class Receiver:
         lease: float | None,
         recompute: bool,
         log: Logger,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._desk = desk
         self._references = references
         self._group_ids = tuple(group_ids)
@@ -209,6 +214,9 @@ class Receiver:
         wanted = self._requests.pop(request_id, None)
         if wanted is None:
             return
+        for held in self._reservations.values():
+            if held.request_id == request_id:
+                held.left_at = self._clock()
         if wanted.stage is _Stage.ASKED:
             self._let_go(wanted)
         elif wanted.stage is _Stage.WAITING:
@@ -247,8 +255,11 @@ class Receiver:
 
     @property
     def fencing(self) -> bool:
-        """Blocks of a request that has ended may still be written: the engine's cache can't be reset yet."""
-        return any(held.request_id not in self._requests for held in self._reservations.values())
+        """Blocks of a request that has ended may still be written: the engine's cache can't be reset yet.
+        False where that takes longer than a daemon that lives lets it."""
+        since = self._clock() - longest_hold(self._lease)
+        left = (held.left_at for held in self._reservations.values())
+        return any(at is not None and at > since for at in left)
 
     def take_step(self) -> tuple[list[tuple[TransferKey, str]], list[tuple[TransferKey, Fault | None]]]:
         """What the workers must hear with the next step: new waits, and ends."""

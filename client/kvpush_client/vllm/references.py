@@ -11,6 +11,17 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from typing import Any, Protocol
 
+_LONGEST_HOLD_S = 300.0
+
+
+def longest_hold(lease: float | None) -> float:
+    """For how many seconds after a request's end an engine goes on for blocks that only we hold.
+
+    By its `lease`. A daemon that lives lets them go in less, if it is not configured with a longer one; one
+    that stands still may never.
+    """
+    return max(_LONGEST_HOLD_S, 2 * (lease or 0.0))
+
 
 class BlockPool(Protocol):
     """What is used of vLLM's block pool."""

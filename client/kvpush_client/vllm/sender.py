@@ -22,12 +22,13 @@ from kvpush_client.layout import Blocks
 from kvpush_client.vllm.metadata import Progress
 from kvpush_client.vllm.params import Send
 from kvpush_client.vllm.prompt import digests
-from kvpush_client.vllm.references import References
+from kvpush_client.vllm.references import References, longest_hold
 from kvpush_client.vllm.writers import Writers
 
-_LEASE_S = 30.0
 _PATIENCE_S = 1.0
 """How long vLLM may wait for our references rather than preempt: about what a preemption costs."""
+_LARGEST_BLOCK = 128
+"""Positions of a receiver's blocks at most that gets all of its window from us: see `_first_wanted`."""
 
 
 class Desk(Protocol):
@@ -124,7 +125,9 @@ class Sender:
         self._transfers: dict[bytes, int] = {}
         """Live handoffs per transfer: several while attempts overlap."""
         self._left: dict[TransferKey, _Handoff] = {}
-        self._stalled_since = self._stalled_at = -_PATIENCE_S
+        self._stalled_since: float | None = None
+        """Since when each schedule has asked whether blocks will be free; None = the last one did not."""
+        self._asked = False
         self.draining = False
 
     def __len__(self) -> int:
@@ -191,7 +194,8 @@ class Sender:
         after = min(computed + tokens, outgoing.seal)
         tables = scheduled.block_ids(request_id)
         before = 0
-        if not outgoing.begun:
+        begins = not outgoing.begun
+        if begins:
             # A prefix hit. (Later steps' beginnings are former steps' ends, which were said then.)
             before = min(scheduled.writers.final_below(tables, computed), outgoing.seal)
             outgoing.begun = True
@@ -200,6 +204,8 @@ class Sender:
             blocks = self._append(outgoing, group, size, tables[self._group_ids[group]], after)
             if blocks.ids:
                 self._references.take((Side.SENDER, outgoing.key), blocks.ids)
+            # At first without any, too: that says from where on there will be some, and other groups' go.
+            if blocks.ids or begins:
                 named.append(blocks)
         if after == outgoing.seal:
             outgoing.sealed = True
@@ -222,8 +228,11 @@ class Sender:
         """The first of a request's blocks that a receiver wants. What no window at the prompt's end reaches
         is not named: our reference would hold it while the prompt takes, though vLLM frees it."""
         window = self._group_windows[group]
-        # A receiver's own end is one less than the seal, or where vLLM cuts that to whole blocks.
-        return 0 if window is None else max(0, seal - window - max(self._group_sizes)) // size
+        if window is None:
+            return 0
+        # A receiver's own end is one less than the seal, or where vLLM cuts that to whole blocks; and what it
+        # wants begins with a block of its.
+        return max(0, seal - window - max(*self._group_sizes, _LARGEST_BLOCK)) // size
 
     def finished(self, request_id: str) -> Send | None:
         """vLLM is done with the request. Returns what D must know to receive it; None if it can't."""
@@ -232,18 +241,21 @@ class Sender:
             return None
         if self._open.pop(request_id, None) is not None:
             self._desk.cancel(outgoing.key, Side.SENDER, "the request ended before its prompt was computed")
-            self._leave(outgoing.key)
+            self._leave(outgoing)
             return None
+        self._leave(outgoing)
         if outgoing.fault is not None or not outgoing.sealed:
             return None
-        self._leave(outgoing.key)
         return outgoing.send
 
-    def _leave(self, key: TransferKey) -> None:
-        handoff = self._handoffs.get(key)
-        if handoff is not None:
-            handoff.left_at = self._clock()
-            self._left[key] = handoff
+    def _leave(self, outgoing: _Outgoing) -> None:
+        """Notes that only we hold the blocks of what its attempts have under way."""
+        for attempt in range(outgoing.attempt + 1):
+            key = TransferKey(outgoing.send.transfer_id, attempt)
+            handoff = self._handoffs.get(key)
+            if handoff is not None:
+                handoff.left_at = self._clock()
+                self._left[key] = handoff
 
     def on_matched(self, event: Matched) -> None:
         """D's half exists."""
@@ -276,20 +288,24 @@ class Sender:
     def moving(self) -> bool:
         """A handoff holds blocks of a request that has ended: the engine shall not stop yet, and its cache
         can't be reset. False where that takes longer than a daemon that lives lets it."""
-        since = self._clock() - 2 * (self._lease or _LEASE_S)
+        since = self._clock() - longest_hold(self._lease)
         return any(handoff.left_at > since for handoff in self._left.values())
+
+    def scheduled(self) -> None:
+        """A schedule is made: the next asks anew whether blocks will be free, or does not."""
+        if not self._asked:
+            self._stalled_since = None
+        self._asked = False
 
     @property
     def freeing(self) -> bool:
         """Asked where a request lacks blocks: one that left a moment ago will soon free some that nobody else
-        holds. False after a while, though others leave: what lacks them would wait for as long as they do."""
+        holds. False once schedules have asked for a while, though others leave: what lacks blocks would wait
+        for as long as they do."""
+        self._asked = True
         now = self._clock()
         if not any(h.matched and h.left_at > now - _PATIENCE_S for h in self._left.values()):
             return False
-        if now - self._stalled_at >= _PATIENCE_S:
+        if self._stalled_since is None:
             self._stalled_since = now
-        self._stalled_at = now
-        if now - self._stalled_since < _PATIENCE_S:
-            return True
-        self._stalled_since = now
-        return False
+        return now - self._stalled_since < _PATIENCE_S

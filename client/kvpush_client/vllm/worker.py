@@ -79,13 +79,11 @@ class WorkerSide:
         self._progress = step.progress
         self._done = self._said = 0
         heard = self._desk.poll()
-        # An idle engine hears only now that the daemon was away. Who begins to wait in this step has reserved
-        # since it is back.
-        for event in heard:
-            if isinstance(event, Disconnected):
-                self._fail_all(event.detail)
+        self._take(heard)
         for key, request_id in step.waits:
             self._waiting[key] = request_id
+        # Who begins to wait in this step may have an end among them. That the daemon was away, which an idle
+        # engine hears only now, is none: it has reserved since that is back.
         for event in heard:
             self._hear(event)
         for key, fault in step.ends:
@@ -116,14 +114,18 @@ class WorkerSide:
 
     def results(self) -> Results:
         """Whose wait is over since the last call; each request once per wait."""
-        for event in self._desk.poll():
-            if isinstance(event, Disconnected):
-                self._fail_all(event.detail)
-            self._hear(event)
+        self._take(self._desk.poll())
         results = self._results
         if results.finished:
             self._results = Results()
         return results
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """What has happened to those that wait already, in its order."""
+        for event in events:
+            if isinstance(event, Disconnected):
+                self._fail_all(event.detail)
+            self._hear(event)
 
     def _hear(self, event: Event) -> None:
         match event:
