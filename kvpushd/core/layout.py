@@ -110,7 +110,8 @@ def check_blocks(layout: Layout, blocks: BlockLists, start: int = 0, end: int | 
     """Return if the lists name blocks that the pool has, each at most once, at positions that fit.
 
     With `end`, the lists must also hold what positions [start, end) need of every group that has layers
-    in this pool: a full group all of them, a sliding window the last one. (A list may hold more.)
+    in this pool: a full group all of them, a sliding window the last one. (A list may hold more; of a
+    window all that it holds from `start` on must then come.)
 
     Raises Invalid, naming the group, what was wrong and what was expected.
     """

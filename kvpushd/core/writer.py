@@ -148,9 +148,10 @@ class Writer:
         if found is None:
             return None
         pace = self._paces.get(found.target.said.link)
-        if pace is not None and event.fault is None:
+        if pace is not None and event.fault is None and 2 * event.bytes > found.size:
             pace.ended(found.size, event.posted, event.ended)
         elif pace is not None:
+            # It failed, or its layers with a window had no blocks: it says nothing of the link's rate.
             pace.failed(found.size)
         self._schedule.ended(found.target.said.link)
         if found.handoff == found.target.handoff:

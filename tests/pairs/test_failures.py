@@ -67,12 +67,18 @@ def moves_again(pair):
     eventually(f"{pair.p.engine.name} sends to {pair.d.engine.name}", moved)
 
 
-def registered(side):
-    """Its sessions are back, and its pool is mapped."""
-    return any(
+def registered(side, joined):
+    """Its two sessions are back, who had joined so often, and its pool is mapped."""
+    return joins(side) >= joined + 2 and any(
         engine.engine_id == side.engine.name and engine.ranks_ready == engine.local_ranks
         for engine in side.node.engines()
     )
+
+
+def joins(side):
+    """How often a session of its engine was taken in, by its daemon's log."""
+    lines = side.node.log.read_text().splitlines()
+    return sum("engine joined" in line and side.engine.name in line for line in lines)
 
 
 def in_flight(pair, seed):
@@ -128,12 +134,12 @@ def test_under_the_policy_fail_a_request_ends_in_an_error_and_the_engine_lives(t
 
 def test_the_first_request_after_a_restart_of_idle_engines_daemons_moves(trio):
     _, failing = trio
-    sides = failing.p, failing.d
+    sides = {side: joins(side) for side in (failing.p, failing.d)}
     for side in sides:
         side.node.kill()
         side.node.start()
-    for side in sides:  # and nobody asks them anything meanwhile
-        eventually(f"{side.engine.name} is registered", lambda side=side: registered(side))
+    for side, joined in sides.items():  # and nobody asks them anything meanwhile
+        eventually(f"{side.engine.name} is registered", lambda s=side, n=joined: registered(s, n))
     assert failing.at_once(prompt(100, "the first")).right().external_cached_tokens == 99
 
 

@@ -256,33 +256,21 @@ def test_the_engine_goes_on_while_a_former_attempt_of_an_ended_request_holds_blo
 
 def test_what_lacks_blocks_waits_a_moment_and_not_for_as_long_as_others_leave(p):
     waited = []
-    for number in range(1, 12):
+    for number in range(1, 15):
         leave(p, number)
-        p.now += 0.125
-        waited.append(p.sender.freeing)
-        p.sender.scheduled()
-    assert waited == [True] * 8 + [False] * 3
-    p.sender.scheduled()  # there were blocks for all
+        p.now += 0.09375
+        for _ in range(3):  # each of some requests asks
+            waited.append(p.sender.freeing)
+    assert waited == [True] * 33 + [False] * 9
+    p.now += 0.25  # there were blocks for all
     assert p.sender.freeing
-
-
-def test_all_that_a_schedule_asks_for_hear_the_same_where_it_has_waited_enough(p):
-    leave(p)
-    assert p.sender.freeing
-    p.now += 0.5
-    p.sender.scheduled()
-    leave(p, 2)
-    p.now += 0.75
-    assert not any(p.sender.freeing for _ in range(3))
 
 
 def test_short_waits_with_enough_blocks_between_them_are_not_one_long_wait(p):
     for number in range(1, 20):
         leave(p, number)
         assert p.sender.freeing
-        p.sender.scheduled()
         p.now += 0.25
-        p.sender.scheduled()
 
 
 def leave(p, number=1):

@@ -395,7 +395,7 @@ class Reserve(google.protobuf.message.Message):
 
     @property
     def blocks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[kvpush_client._proto.types_pb2.Blocks]:
-        """Blocks per group."""
+        """Blocks per group. Of a sliding window all that is listed from `start` on must come: list what attention needs."""
 
     def __init__(
         self,

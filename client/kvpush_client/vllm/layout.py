@@ -94,7 +94,8 @@ def window(spec: Any) -> int | None:
     reach = 0
     for single in _singles(spec):
         if isinstance(single, SlidingWindowSpec):
-            reach = max(reach, int(single.sliding_window))
+            # vLLM keeps some more of them for draft modules.
+            reach = max(reach, int(single.sliding_window) + int(getattr(single, "extra_retained_tokens", 0)))
         elif isinstance(single, ChunkedLocalAttentionSpec):
             reach = max(reach, int(single.attention_chunk_size))
         else:

@@ -121,7 +121,6 @@ class SchedulerSide:
     def step(self, output: Any) -> Step:
         """`build_connector_meta`."""
         self.poll()
-        self.sender.scheduled()
         state = output.kv_connector_block_state
         step = Step()
         if state is not None:

@@ -27,6 +27,8 @@ from kvpush_client.vllm.writers import Writers
 
 _PATIENCE_S = 1.0
 """How long vLLM may wait for our references rather than preempt: about what a preemption costs."""
+_LULL_S = 0.1
+"""Requests that lacked blocks have some where nobody has asked for so long."""
 _LARGEST_BLOCK = 128
 """Positions of a receiver's blocks at most that gets all of its window from us: see `_first_wanted`."""
 
@@ -125,9 +127,8 @@ class Sender:
         self._transfers: dict[bytes, int] = {}
         """Live handoffs per transfer: several while attempts overlap."""
         self._left: dict[TransferKey, _Handoff] = {}
-        self._stalled_since: float | None = None
-        """Since when each schedule has asked whether blocks will be free; None = the last one did not."""
-        self._asked = False
+        self._stalled_since = self._asked_at = -_PATIENCE_S
+        """Since when schedules have asked whether blocks will be free, and when one last did."""
         self.draining = False
 
     def __len__(self) -> int:
@@ -291,21 +292,16 @@ class Sender:
         since = self._clock() - longest_hold(self._lease)
         return any(handoff.left_at > since for handoff in self._left.values())
 
-    def scheduled(self) -> None:
-        """A schedule is made: the next asks anew whether blocks will be free, or does not."""
-        if not self._asked:
-            self._stalled_since = None
-        self._asked = False
-
     @property
     def freeing(self) -> bool:
         """Asked where a request lacks blocks: one that left a moment ago will soon free some that nobody else
         holds. False once schedules have asked for a while, though others leave: what lacks blocks would wait
         for as long as they do."""
-        self._asked = True
         now = self._clock()
+        # Not each schedule asks of one that waits, where others are served between.
+        if now - self._asked_at > _LULL_S:
+            self._stalled_since = now
+        self._asked_at = now
         if not any(h.matched and h.left_at > now - _PATIENCE_S for h in self._left.values()):
             return False
-        if self._stalled_since is None:
-            self._stalled_since = now
         return now - self._stalled_since < _PATIENCE_S
