@@ -91,10 +91,13 @@ def main() -> None:
             by_layer(64, 256, 16, 8, 0, 8, "HNC"), by_block(64, 256, 16, 8), 128, 128, 2048),
         "64 layers, blocks whole to layers whole, blocks 16 to 24": (
             by_block(64, 256, 16, 8), by_layer(64, 256, 24, 8, 0, 8, "HNC"), 128, 86, 2048),
+        "1 layer, 13,568 blocks of 4 KiB": (
+            by_layer(1, 16384, 16, 1, 0, 1, "HNC"), by_layer(1, 16384, 16, 1, 0, 1, "HNC"),
+            13568, 13568, 217088),
     }  # fmt: skip
     print(f"{'case':60} {'runs':>8} {'first ms':>8} {'plan ms':>8} {'bytes ms':>8} {'checks ms':>9}")
     for name, (source, target, count, other, end) in cases.items():
-        mine, theirs = scattered(count, 256, 1), scattered(other, 256, 2)
+        mine, theirs = scattered(count, source.blocks, 1), scattered(other, target.blocks, 2)
         window = Window(0, end, 0, len(source.layers))
         planner = Planner(source, target)
         runs = planner.plan(mine, theirs, window)

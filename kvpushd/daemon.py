@@ -97,7 +97,7 @@ class Daemon:
         self._health = health_aio.HealthServicer()
         self._told = asyncio.Event()
         self._signalled_before = False
-        self._dispossessed = False
+        self._broke = False
         self._stop = asyncio.Event()
         self._log = structlog.get_logger("kvpushd")
         self._descriptors = Descriptors(self._log)
@@ -167,14 +167,10 @@ class Daemon:
             tasks = self._tasks
             stack.push_async_callback(tasks.close)
             await self._open(stack, lifeline, tasks)
-            tasks.start(movers.watch())
-            tasks.start(hub.tick(TICK, IDLE_TICK))
-            tasks.start(self._metrics.watch_loop())
-            tasks.start(self._floor.watch())
-            tasks.start(self._security.watch())
-            tasks.start(self._descriptors.watch())
-            tasks.start(self._notify.watch(self._is_well))
-            tasks.start(self._watch_place())
+            watches = [movers.watch(), hub.tick(TICK, IDLE_TICK), self._watch_place()]
+            watches += [each.watch() for each in (self._floor, self._security, self._descriptors)]
+            for watch in (*watches, self._metrics.watch_loop(), self._notify.watch(self._is_well)):
+                tasks.start(watch, self._broken)
             # What the start made lives as long as the process: the collector need not look at it again.
             gc.freeze()
             return await self._until_told(tasks)
@@ -227,13 +223,14 @@ class Daemon:
         fds = self._parts.fds(
             listener, service.bearer, self._engines, lifeline, rejected=self._count("memory")
         )
-        tasks.start(fds.serve())
+        tasks.start(fds.serve(), self._broken)
         engines, file = await serve_engines(
             service, place.engines, mode=settings.socket_mode, silence=settings.engine_silence
         )
         stack.push_async_callback(engines.stop, None)
         stack.callback(place.keep(file).remove)
         stack.push_async_callback(self._close_rooms)
+        stack.callback(service.stop)
         place.hand_over()
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         self._notify.ready(f"node {settings.node}")
@@ -267,13 +264,19 @@ class Daemon:
             held = self._view.held()
             self._log.warning("drain timed out", reservations=held.reservations, handoffs=held.handoffs)
         self._log.info("stopping")
-        return 1 if self._dispossessed else 0
+        return 1 if self._broke else 0
 
     def _signalled(self) -> None:
         if self._signalled_before:
             self._stop.set()
         self._signalled_before = True
         self._told.set()
+
+    def _broken(self) -> None:
+        """What lasts as long as the daemon has failed: another start mends that."""
+        self._broke = True
+        self._told.set()
+        self._stop.set()
 
     async def _watch_place(self) -> None:
         """Ends the daemon, to be started again, once no engine finds it at its path any more."""
@@ -282,7 +285,7 @@ class Daemon:
             if problem is not None:
                 remedy = "it ends, to be started again: find out what removes files there"
                 self._log.error("runtime directory lost", fault=f"{problem}; {remedy}")
-                self._dispossessed = True
+                self._broke = True
                 self._told.set()
             await asyncio.sleep(IDLE_TICK)
 

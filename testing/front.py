@@ -200,6 +200,14 @@ class Daemon:
 
         self.run(set_it())
 
+    def welcome_nobody(self) -> None:
+        """As a daemon that is about to end."""
+
+        async def stop() -> None:
+            self._front.service.stop()
+
+        self.run(stop())
+
     def stop(self, *, movers_live: bool = False) -> None:
         """Ends it; its lifeline too, unless its movers live on."""
         if self._thread.is_alive():

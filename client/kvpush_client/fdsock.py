@@ -48,6 +48,8 @@ def exchange(
         answer = engine_pb2.PoolAnswer.FromString(data)
         if answer.HasField("fault"):
             fault = wire.fault_from_wire(answer.fault)
+            if fault.reason is Reason.PEER_UNREACHABLE:  # no answer to the offer: the session has ended
+                raise DaemonUnreachable(f"{path}: {fault.detail}")
             raise DaemonRefused(fault.reason, fault.detail)
         if lifeline is None:
             raise DaemonUnreachable(f"{path}: the answer carries no lifeline")

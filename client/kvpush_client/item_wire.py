@@ -176,6 +176,18 @@ def item_from_wire(message: engine_pb2.EngineItem) -> Item:
             raise Malformed("the item is empty, or of a kind that this version does not know")
 
 
+def instead_of(item: Item) -> Item | None:
+    """What to say in place of an item that fits no message, so that what it speaks of ends. None for those
+    that open or append: there is nothing, or it is cancelled."""
+    match item:
+        case Advance():  # no pool has that layer
+            return Advance(item.key, 1, MAX_LAYER - 1, MAX_LAYER, 0)
+        case Cancel():
+            return Cancel(item.key, item.side, "")
+        case _:
+            return None
+
+
 def half_of_message(message: engine_pb2.EngineItem) -> tuple[TransferKey, Side] | None:
     """The half that an item opens or appends to, though the item may be malformed.
 

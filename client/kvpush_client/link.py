@@ -6,6 +6,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -153,6 +154,10 @@ class Link:
                 yield item_wire.item_to_wire(item)
             except Malformed as error:
                 self._unsayable(item, error)
+                instead = item_wire.instead_of(item)
+                if instead is not None:
+                    with suppress(Malformed):  # its key fits no message either
+                        yield item_wire.item_to_wire(instead)
 
     def welcome(self) -> engine_pb2.Welcome:
         """Waits for the daemon's answer, for as long as it is alive and has not given one.

@@ -211,10 +211,12 @@ class Session:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.RECEIVER, self._away())
                 self._events.append(end_event or self._halves.duplicate(key))
+                self._changed.notify_all()
             elif self._halves.reserve(key, self._generation):
                 self._open.post(item)
             else:
                 self._events.append(self._halves.duplicate(key))
+                self._changed.notify_all()
 
     def handoff(
         self,
@@ -239,6 +241,7 @@ class Session:
                 end_event = self._halves.refuse(key, Side.SENDER, self._away())
                 if end_event is not None:
                     self._events.append(end_event)
+                    self._changed.notify_all()
             elif self._halves.hand_off(key, self._generation):
                 self._open.post(item)
 

@@ -138,12 +138,18 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         self._lock = lock
         self._rejected = rejected
         self._sessions: set[EngineSession] = set()
+        self._stopping = False
         self._log = structlog.get_logger("kvpushd.engine")
         self._sparing = Sparing(self._log)
 
     def __iter__(self) -> Iterator[EngineSession]:
         """The sessions that have been welcomed."""
         return iter(tuple(self._sessions))
+
+    def stop(self) -> None:
+        """Welcomes nobody any more: that would say that nothing of what the launch had before can be touched.
+        As the daemon ends, only the end of its movers says so."""
+        self._stopping = True
 
     def bearer(self, token: bytes) -> EngineSession | None:
         """The session that was given this token."""
@@ -207,8 +213,19 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         except Malformed as error:
             raise Invalid(f"hello: {error}") from None
         fingerprint.check(identity.fingerprint)
+        self._refuse_at_the_end()
         session = EngineSession(identity, most_events=self._most_events)
-        return session, await self._desk.join(identity, session)
+        welcome = await self._desk.join(identity, session)
+        try:
+            self._refuse_at_the_end()
+        except Unreachable:
+            self._desk.left(session)
+            raise
+        return session, welcome
+
+    def _refuse_at_the_end(self) -> None:
+        if self._stopping:
+            raise Unreachable("the daemon stops")
 
     async def _converse(self, session: EngineSession, welcome: Welcome, context: Any) -> None:
         """Returns when the client has ended the stream. Raises the error that the session was ended with."""

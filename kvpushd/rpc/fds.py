@@ -113,6 +113,8 @@ class FdService:
             self._sparing.warning("silent", "a connection to fd.sock said nothing", seconds=self._timeout)
         except OSError as error:
             self._sparing.warning("broke", "a connection to fd.sock broke", error=str(error))
+        except Exception as error:  # noqa: BLE001, memory is short, say: others are served
+            self._sparing.warning("failed", "a connection to fd.sock was not served", error=repr(error))
 
     def _answer(self, connection: socket.socket) -> engine_pb2.PoolAnswer | None:
         data, fds, whole = _receive(connection)

@@ -23,6 +23,9 @@ from kvpushd.rpc.terms import Terms
 # What gRPC reads at the end of a stream.
 EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
+MOST_ITEMS = 512
+"""In a message: `items_per_message` is this at least, on any node."""
+
 Said = TypeVar("Said", peer_pb2.ReceiverItem, peer_pb2.SenderItem)
 Result = TypeVar("Result")
 Heard = TypeVar("Heard", peer_pb2.ReceiverItem, peer_pb2.SenderItem)
@@ -170,7 +173,7 @@ class Wire(Generic[Said, Heard]):
     def _take(self) -> list[Said]:
         batch: list[Said] = []
         room = self._terms.message_bytes
-        while self._queue and len(batch) < self._terms.items_per_message:
+        while self._queue and len(batch) < MOST_ITEMS:
             item, size = self._queue[0]
             if batch and size > room:
                 break

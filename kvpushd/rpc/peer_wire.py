@@ -21,10 +21,10 @@ def unix_offset() -> int:
 
 
 def times_to_wire(times: Times) -> types_pb2.TransferTimes:
-    """Moments by this node's clock, as Unix time."""
+    """Moments by this node's clock, as Unix time; 1 for what lies before that, as a peer may have said."""
     offset = unix_offset()
     given = {name: getattr(times, name) for name in NAMES}
-    return types_pb2.TransferTimes(**{f"{n}_unix_ns": at + offset for n, at in given.items() if at})
+    return types_pb2.TransferTimes(**{f"{n}_unix_ns": max(at + offset, 1) for n, at in given.items() if at})
 
 
 def times_from_wire(message: types_pb2.TransferTimes) -> Times:

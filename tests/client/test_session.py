@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -32,6 +32,7 @@ from kvpush_client.events import (
     Side,
     TransferKey,
 )
+from kvpush_client.item_wire import MAX_LAYER
 from kvpush_client.items import (
     Advance,
     Cancel,
@@ -49,7 +50,7 @@ from kvpush_client.link import Link
 from kvpush_client.pool import Pool
 from kvpush_client.session import Session
 from kvpush_client.wire import Malformed
-from kvpushd.errors import BadMemory, FingerprintMismatch, OverLimit
+from kvpushd.errors import BadMemory, FingerprintMismatch, OverLimit, Unreachable
 from testing.front import (
     BLOCKS,
     DEADLINE,
@@ -264,6 +265,48 @@ ODD = (
     "x" * (1 << 20),
     object(),
 )
+
+
+@pytest.mark.parametrize("first", [-1, 1 << 40, "x"])
+def test_an_advance_that_fits_no_message_is_one_that_ends_its_transfer(
+    first: Any, daemons: Daemons, engines: Engines
+) -> None:
+    daemon, engine = daemons(), connected(engines(worker()))
+    key = new_key()
+    engine.session.advance(key, 16, first_layer=first)
+    said = [daemon.desk.items.get(timeout=DEADLINE) for _ in range(2)]
+    assert isinstance(said[1], Advance)
+    assert (said[1].key, said[1].first_layer, said[1].end_layer) == (key, MAX_LAYER - 1, MAX_LAYER)
+
+
+def test_a_cancel_whose_detail_fits_no_message_cancels(daemons: Daemons, engines: Engines) -> None:
+    daemon, engine = daemons(), connected(engines())
+    key, detail = new_key(), cast("str", None)
+    engine.session.handoff(key, BLOCKS)
+    engine.session.cancel(key, Side.SENDER, detail)
+    assert _taken(daemon, Cancel) == Cancel(key, Side.SENDER, "")
+    assert engine.await_event(HandoffEnded).key == key
+
+
+def test_a_wait_ends_with_what_the_session_says_itself(engines: Engines) -> None:
+    alone = engines()
+    waited = threading.Thread(target=alone.session.wait, args=[threading.TIMEOUT_MAX])
+    waited.start()
+    alone.session.reserve(new_key(), SENDERS, 0, 16, BLOCKS)
+    waited.join(DEADLINE)
+    assert not waited.is_alive()
+
+
+def test_an_offer_that_comes_as_the_session_has_ended_is_tried_again(
+    daemons: Daemons, engines: Engines
+) -> None:
+    daemon = daemons()
+    daemon.desk.pool_refusal = Unreachable("the session has ended")
+    rank = engines(worker())
+    with pytest.raises(DaemonUnreachable, match="the session has ended"):
+        rank.session.wait_ready(1)
+    daemon.desk.pool_refusal = None
+    connected(rank)
 
 
 def test_nothing_that_an_engine_says_ends_its_session(daemons: Daemons, engines: Engines) -> None:

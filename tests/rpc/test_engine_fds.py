@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,7 +20,7 @@ from kvpush_client._proto import engine_pb2
 from kvpush_client.events import Fault, Reason
 from kvpush_client.items import Identity
 from kvpush_client.pool import Pool
-from kvpushd.errors import BadMemory
+from kvpushd.errors import BadMemory, KvpushError
 from testing.front import Daemon, scheduler, until, worker
 from tests.rpc.engine_kit import Client, open_files, send_datagram, serves
 
@@ -116,6 +117,14 @@ def test_a_pool_of_no_bytes_is_refused(rank: Process, pool: Pool) -> None:
 def test_what_the_desk_refuses_is_closed_and_said(rank: Process, pool: Pool, daemon: Daemon) -> None:
     daemon.desk.pool_refusal = BadMemory("the memfd is not sealed")
     assert rank.offer(pool.nbytes, pool.fd) == Fault(Reason.BAD_MEMORY, "the memfd is not sealed")
+
+
+def test_what_goes_wrong_with_one_offer_ends_no_others(rank: Process, pool: Pool, daemon: Daemon) -> None:
+    daemon.desk.pool_refusal = cast("KvpushError", MemoryError("short"))
+    with pytest.raises(AssertionError):  # the connection is closed, without an answer
+        rank.offer(pool.nbytes, pool.fd)
+    daemon.desk.pool_refusal = None
+    assert reason(rank.offer(pool.nbytes, pool.fd)) is Reason.INVALID  # a second one: it is answered
 
 
 def test_a_session_makes_one_offer(rank: Process, pool: Pool) -> None:

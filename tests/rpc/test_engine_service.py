@@ -211,6 +211,21 @@ def test_sessions_beyond_the_limit_are_refused(runtime_dir: Path) -> None:
         daemon.stop()
 
 
+def test_a_daemon_that_ends_welcomes_nobody_who_waits_or_comes(daemon: Daemon, clients: Clients) -> None:
+    """A welcome is proof that nothing of what the launch had before can be touched: its movers live yet."""
+    daemon.set_hold(True)
+    waits, comes = clients(), clients()
+    waits.hello(scheduler("waits"))
+    until(lambda: daemon.desk.waiting == 1)
+    daemon.welcome_nobody()
+    daemon.set_hold(False)
+    comes.hello(scheduler("comes"))
+    for client in (waits, comes):
+        assert client.refusal() == (grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
+    assert daemon.desk.joined.get(timeout=DEADLINE) == daemon.desk.gone.get(timeout=DEADLINE)
+    assert daemon.desk.joined.empty()
+
+
 class Draining(KvpushError):
     reason = Reason.DRAINING
 
