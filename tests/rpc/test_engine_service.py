@@ -221,6 +221,8 @@ def test_a_daemon_that_ends_welcomes_nobody_who_waits_or_comes(daemon: Daemon, c
     daemon.set_hold(False)
     comes.hello(scheduler("comes"))
     for client in (waits, comes):
+        with pytest.raises(grpc.RpcError, match="the daemon stops"):
+            next(iter(client.call))
         assert client.refusal() == (grpc.StatusCode.UNAVAILABLE, "PEER_UNREACHABLE")
     assert daemon.desk.joined.get(timeout=DEADLINE) == daemon.desk.gone.get(timeout=DEADLINE)
     assert daemon.desk.joined.empty()
