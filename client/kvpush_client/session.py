@@ -210,13 +210,11 @@ class Session:
         with self._lock:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.RECEIVER, self._away())
-                self._events.append(end_event or self._halves.duplicate(key))
-                self._changed.notify_all()
+                self._happened(end_event or self._halves.duplicate(key))
             elif self._halves.reserve(key, self._generation):
                 self._open.post(item)
             else:
-                self._events.append(self._halves.duplicate(key))
-                self._changed.notify_all()
+                self._happened(self._halves.duplicate(key))
 
     def handoff(
         self,
@@ -240,8 +238,7 @@ class Session:
             if self._open is None:
                 end_event = self._halves.refuse(key, Side.SENDER, self._away())
                 if end_event is not None:
-                    self._events.append(end_event)
-                    self._changed.notify_all()
+                    self._happened(end_event)
             elif self._halves.hand_off(key, self._generation):
                 self._open.post(item)
 
@@ -347,8 +344,7 @@ class Session:
             self._generation += 1
             self._open = self._heard = link
             self._trouble = None
-            self._events.append(Connected(welcome.incarnation, welcome.peer_host, welcome.peer_port))
-            self._changed.notify_all()
+            self._happened(Connected(welcome.incarnation, welcome.peer_host, welcome.peer_port))
         _log.info("connected to kvpushd %s at %s", welcome.software, self._runtime_dir)
 
     def _lose(self, trouble: KvpushClientError, lock: bytes, lifeline: fdsock.Lifeline | None) -> bool:
@@ -367,10 +363,14 @@ class Session:
             lifeline.close()
         return connected
 
+    def _happened(self, *events: Event) -> None:
+        """Gives events to be polled, and wakes who waits. Under the lock."""
+        self._events.extend(events)
+        self._changed.notify_all()
+
     def _fenced(self, generation: int) -> None:
         with self._lock:
-            self._events.extend(self._halves.fenced(generation))
-            self._changed.notify_all()
+            self._happened(*self._halves.fenced(generation))
 
     def _hear(self, event: DaemonEvent) -> None:
         match event:
@@ -388,8 +388,7 @@ class Session:
                     if self._open is not None:
                         self._open.post(heard)
                 case _:
-                    self._events.append(heard)
-                    self._changed.notify_all()
+                    self._happened(heard)
 
     def _unsayable(self, item: Item, error: Malformed) -> None:
         fault = Fault(Reason.INVALID, str(error))
