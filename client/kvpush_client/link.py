@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -39,29 +40,16 @@ _BACKLOG = 200_000  # items not yet taken by the stream
 DAEMON_SILENCE = 10.0
 """Seconds without an answer after which a daemon counts as stopped, as long as a link's silence. Less takes a
 daemon on a busy machine for a stopped one, and each time all of the engine's transfers end."""
+NOT_YET = 0.2
+"""Seconds from one word to the next to who waits to be welcomed."""
 
 _OPTIONS = (
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.min_reconnect_backoff_ms", 5000),  # also how long a dial may take
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_retries", 0),
     ("grpc.enable_http_proxy", 0),
 )
-
-
-def _options(silence: float) -> tuple[tuple[str, int], ...]:
-    """A stopped daemon keeps its sockets open: only an unanswered ping shows it. A fifth until the question,
-    the rest for the answer; current gRPC times that by its general ping timeout (60 s where nothing is said),
-    older by the other."""
-    answer = int(silence * 800)
-    return (
-        *_OPTIONS,
-        ("grpc.keepalive_time_ms", int(silence * 200)),
-        ("grpc.keepalive_timeout_ms", answer),
-        ("grpc.http2.ping_timeout_ms", answer),
-    )
 
 
 class Outbox:
@@ -122,18 +110,29 @@ class Link:
         self._socket = socket
         self._identity = identity
         self._unsayable = unsayable
+        self._silence = silence
+        self._silent = False
+        self._heard_at = time.monotonic()
+        self._over = threading.Event()
         self._outbox = Outbox()
-        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_options(silence))
+        self._channel = grpc.insecure_channel(f"unix:{socket}", options=_OPTIONS)
         call = engine_pb2_grpc.EngineServiceStub(self._channel).Session(self._requests())
-        self._responses = iter(call)
+        self._responses = self._noted(call)
         self._cancel: Callable[[], object] = call.cancel
+        self._watching = threading.Thread(target=self._watch, name="kvpush-watch", daemon=True)
+        try:
+            self._watching.start()
+        except RuntimeError:  # no thread is to be had
+            self.close()
+            raise
 
     def _requests(self) -> Iterator[engine_pb2.SessionRequest]:
         yield engine_pb2.SessionRequest(hello=hello_wire.hello_to_wire(self._identity))
         said = 0
-        quiet: float | None = None
-        while (batch := self._outbox.take(quiet)) != []:
-            quiet = None if batch is None else QUIET
+        every = self._silence / 4
+        asked_at, patience = time.monotonic(), every
+        while (batch := self._outbox.take(patience)) != []:
+            patience = every if batch is None else min(QUIET, every)
             items: list[engine_pb2.EngineItem] = []
             size = 0
             for message in self._sayable(batch or []):
@@ -143,8 +142,36 @@ class Link:
                     said += len(items)
                     items, size = [], message.ByteSize()
                 items.append(message)
-            yield engine_pb2.SessionRequest(items=items, first=said)
-            said += len(items)
+            if items:
+                yield engine_pb2.SessionRequest(items=items, first=said)
+                said += len(items)
+            if not items or time.monotonic() >= asked_at + every:
+                asked_at = time.monotonic()
+                yield engine_pb2.SessionRequest(first=said)  # which is answered
+
+    def _noted(self, responses: Iterable[engine_pb2.SessionResponse]) -> Iterator[engine_pb2.SessionResponse]:
+        for response in responses:
+            self._heard_at = time.monotonic()
+            yield response
+
+    def _watch(self) -> None:
+        """Gives up a daemon that answers nothing: a stopped one keeps its sockets open.
+
+        gRPC's own pings would show that, too; but they fail where the whole machine stands still for a while.
+        """
+        look = self._silence / 8
+        due = time.monotonic() + look
+        while not self._over.wait(max(due - time.monotonic(), 0.0)):
+            now = time.monotonic()
+            if now - due > look:
+                # This process stood still (a stopped VM, a debugger): what the daemon says meanwhile waits in
+                # the socket, unread.
+                self._heard_at += now - due
+            if now - self._heard_at > self._silence:
+                self._silent = True
+                self.cancel()
+                return
+            due = now + look
 
     def _sayable(self, batch: list[Item]) -> Iterator[engine_pb2.EngineItem]:
         """A batch as messages, less what fits none. Raises nothing: that would end the session, and with it
@@ -165,7 +192,7 @@ class Link:
         Raises DaemonUnreachable or DaemonRefused.
         """
         try:
-            response = next(self._responses)
+            response = next(said for said in self._responses if said.ListFields())  # nothing = not yet
         except (grpc.RpcError, StopIteration) as error:
             raise self._trouble(error) from error
         if response.HasField("first"):
@@ -211,6 +238,9 @@ class Link:
 
     def close(self) -> None:
         """Ends the stream and its threads."""
+        self._over.set()
+        if self._watching.is_alive():
+            self._watching.join()
         self._cancel()
         self._outbox.close()
         self._channel.close()
@@ -218,6 +248,8 @@ class Link:
     def _trouble(self, error: grpc.RpcError | StopIteration) -> KvpushClientError:
         if not isinstance(error, grpc.Call):
             return DaemonUnreachable(f"{self._socket}: the daemon ended the session")
+        if self._silent:
+            return DaemonUnreachable(f"{self._socket}: the daemon was silent for {self._silence:g} s")
         code, details = error.code(), error.details() or ""
         for name, value in error.trailing_metadata() or ():
             if name == REASON_KEY:

@@ -21,7 +21,7 @@ from kvpush_client.count import Count, Lost
 from kvpush_client.event_wire import DaemonEvent, PoolReady, Refusal
 from kvpush_client.events import Matched, Rejected
 from kvpush_client.items import PROTOCOL, Advance, DescribePool, Identity, Item, Role, Welcome
-from kvpush_client.link import MAX_MESSAGE, QUIET
+from kvpush_client.link import MAX_MESSAGE, NOT_YET, QUIET
 from kvpush_client.wire import Malformed
 from kvpushd.core import fingerprint
 from kvpushd.errors import Forbidden, Invalid, KvpushError, OverLimit, Unreachable, Unsupported
@@ -74,6 +74,10 @@ class EngineSession:
         self._events.append(event)
         self._nudge.soon() if isinstance(event, Matched) else self._nudge.now()
 
+    def answer(self) -> None:
+        """Has the client hear something, be it that there are no events: it asks whether the daemon lives."""
+        self._nudge.now()
+
     def end(self, error: KvpushError | None = None) -> None:
         """Ends the stream, at once: with the error's status, or well. What is queued is dropped."""
         if self._ended.is_set():
@@ -82,7 +86,7 @@ class EngineSession:
         self._ended.set()
 
     async def next_events(self) -> list[DaemonEvent]:
-        """Waits for events; returns all that fit one message, in order."""
+        """Waits for events; returns all that fit one message, in order; none where only an answer is due."""
         await self._nudge.wait()
         batch = [self._events.popleft() for _ in range(min(_BATCH, len(self._events)))]
         if not self._events:
@@ -215,13 +219,32 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         fingerprint.check(identity.fingerprint)
         self._refuse_at_the_end()
         session = EngineSession(identity, most_events=self._most_events)
-        welcome = await self._desk.join(identity, session)
+        welcome = await self._joined(identity, session, context)
         try:
             self._refuse_at_the_end()
         except Unreachable:
             self._desk.left(session)
             raise
         return session, welcome
+
+    async def _joined(self, identity: Identity, session: EngineSession, context: Any) -> Welcome:
+        """The desk's answer. A client that waits for it hears meanwhile that the daemon lives."""
+        over = asyncio.Event()
+        telling = asyncio.ensure_future(self._say_not_yet(context, over))
+        try:
+            return await self._desk.join(identity, session)
+        finally:
+            over.set()
+            await asyncio.gather(telling, return_exceptions=True)
+
+    async def _say_not_yet(self, context: Any, over: asyncio.Event) -> None:
+        """Nothing is cut short: a stream takes one message at a time."""
+        while not over.is_set():
+            try:
+                async with asyncio.timeout(NOT_YET):
+                    await over.wait()
+            except TimeoutError:
+                await context.write(engine_pb2.SessionResponse())
 
     def _refuse_at_the_end(self) -> None:
         if self._stopping:
@@ -261,6 +284,8 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
                 raise Unreachable(f"the engine's session: {error}") from error
             for message in new:
                 self._take(session, message)
+            if not request.items:
+                session.answer()
 
     async def _speak(self, session: EngineSession, context: Any) -> None:
         said = 0
@@ -269,7 +294,7 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
             try:
                 async with asyncio.timeout(quiet):
                     events = await session.next_events()
-                quiet = QUIET
+                quiet = QUIET if events else None
             except TimeoutError:
                 events, quiet = [], None
             wire = [event_wire.event_to_wire(event) for event in events]
@@ -311,15 +336,13 @@ async def serve_engines(
         maximum_concurrent_rpcs=4096,
         options=(
             ("grpc.max_receive_message_length", MAX_MESSAGE),
-            # Clients ping each two seconds, to notice a daemon that is stopped.
-            ("grpc.http2.min_ping_interval_without_data_ms", 100),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 100),
-            ("grpc.http2.max_ping_strikes", 0),
             ("grpc.keepalive_permit_without_calls", 1),
-            # A third until the question, two for the answer.
-            ("grpc.keepalive_time_ms", int(silence * 1000 / 3)),
-            ("grpc.keepalive_timeout_ms", int(silence * 2000 / 3)),
-            ("grpc.http2.ping_timeout_ms", int(silence * 2000 / 3)),
+            # A tenth until the question, the rest for the answer, which gRPC gives without the interpreter:
+            # an engine that holds that for long lives. Current gRPC times it by its general ping timeout,
+            # older by the other.
+            ("grpc.keepalive_time_ms", int(silence * 100)),
+            ("grpc.keepalive_timeout_ms", int(silence * 900)),
+            ("grpc.http2.ping_timeout_ms", int(silence * 900)),
             ("grpc.http2.max_pings_without_data", 0),
         ),
     )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -591,6 +592,32 @@ def test_how_long_a_stopped_daemon_is_waited_for_is_the_engines_to_say(
     assert not any(isinstance(event, Disconnected) for event in patient.seen)
 
 
+def test_a_machine_that_stands_still_for_longer_than_that_loses_no_session(
+    processes: Processes, engines: Engines
+) -> None:
+    daemon, engine = processes(), connected(engines(daemon_silence=2))
+    daemon.send(signal.SIGSTOP)
+    ctypes.PyDLL(None).usleep(4_000_000)  # holding the interpreter's lock: no thread of this process runs
+    daemon.send(signal.SIGCONT)
+    key = new_key()
+    engine.reserve(key, "land")
+    assert engine.await_event(ReservationEnded).fault is None
+    assert not any(isinstance(event, Disconnected) for event in engine.seen)
+
+
+def test_a_daemon_that_has_nothing_to_say_to_one_who_talks_all_the_time_is_not_silent(
+    daemons: Daemons, engines: Engines
+) -> None:
+    daemons()
+    rank, key = connected(engines(worker(), daemon_silence=1)), new_key()
+    enough = time.monotonic() + 3
+    while time.monotonic() < enough:
+        rank.session.advance(key, 16)
+        time.sleep(0.01)
+    rank.poll()
+    assert not any(isinstance(event, Disconnected) for event in rank.seen)
+
+
 def test_while_movers_live_nothing_is_released_until_a_daemon_welcomes_the_launch(
     daemons: Daemons, engines: Engines
 ) -> None:
@@ -709,6 +736,24 @@ def test_a_welcome_may_take_its_time(daemons: Daemons, engines: Engines) -> None
         engine.session.wait_ready(0.3)
     daemon.set_hold(False)
     connected(engine)
+
+
+def test_a_daemon_that_lets_wait_for_a_welcome_is_not_silent(daemons: Daemons, engines: Engines) -> None:
+    daemon = daemons()
+    daemon.set_hold(True)
+    engine = engines(daemon_silence=1)
+    with pytest.raises(DaemonUnreachable, match="no answer at"):
+        engine.session.wait_ready(3)
+    daemon.set_hold(False)
+    connected(engine)
+
+
+def test_a_daemon_that_stops_before_its_welcome_is_given_up(processes: Processes, engines: Engines) -> None:
+    daemon = processes()
+    daemon.send(signal.SIGSTOP)
+    with pytest.raises(DaemonUnreachable, match="silent for 1 s"):
+        engines(daemon_silence=1).session.wait_ready(4)
+    daemon.send(signal.SIGCONT)
 
 
 # --- its own end ------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ class SessionRequest(google.protobuf.message.Message):
     FIRST_FIELD_NUMBER: builtins.int
     first: builtins.int
     """How many items were said on the stream before the first of these. What was heard before changes nothing; a
-    gap ends the session. Said alone a while after the last items. Absent = not counted.
+    gap ends the session. Said alone a while after the last items, and now and then: that is answered at once,
+    by events or none, and shows that the daemon lives. Absent = not counted.
     """
     @property
     def hello(self) -> global___Hello:
@@ -108,7 +109,7 @@ global___SessionRequest = SessionRequest
 
 @typing.final
 class SessionResponse(google.protobuf.message.Message):
-    """SessionResponse carries any number of events, in order."""
+    """SessionResponse carries any number of events, in order. One that is empty, before the Welcome: not yet."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
