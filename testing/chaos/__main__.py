@@ -27,6 +27,7 @@ from testing.chaos.points import strikes
 from testing.chaos.pulse import Pulse
 from testing.chaos.scenario import Scenario, draw
 from testing.chaos.stage import LEASE, SILENCE, Stage
+from testing.clockwork.harness import Harness
 
 RESULTS = Path("chaos-results")
 LOGS = "logs"
@@ -41,24 +42,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def run(scenarios: list[Scenario], seed: int, results: Path) -> Account:
-    """Plays all of them, and writes the report."""
+def run(scenarios: list[Scenario], seed: int, results: Path, harness: Harness | None = None) -> Account:
+    """Plays all of them, and writes the report. Engines are forked of `harness`, if there is one."""
     account = Account(seed, LEASE)
     began = time.monotonic()
     left = list(scenarios)
     while left:
         with tempfile.TemporaryDirectory(prefix="kvc") as folder:
             try:
-                play(left, account, Path(folder), began, results)
+                play(left, account, Stage(Path(folder), harness), began, results)
             finally:
                 keep_logs(Path(folder), results / LOGS)
     return account
 
 
-def play(left: list[Scenario], account: Account, folder: Path, began: float, results: Path) -> None:
+def play(left: list[Scenario], account: Account, stage: Stage, began: float, results: Path) -> None:
     """Plays what is left, from the front, on one stage, until that is spoiled."""
     transfers, moved, wrong_bytes = account.transfers, account.bytes, account.wrong_bytes
-    with Stage(folder) as stage:
+    with stage:
         actor = Actor(stage)
         while left and not actor.lost:
             scenario = left.pop(0)
