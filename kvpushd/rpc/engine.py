@@ -7,7 +7,8 @@ import asyncio
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -219,20 +220,24 @@ class EngineService(engine_pb2_grpc.EngineServiceServicer):
         fingerprint.check(identity.fingerprint)
         self._refuse_at_the_end()
         session = EngineSession(identity, most_events=self._most_events)
-        welcome = await self._joined(identity, session, context)
+        welcome: Welcome | None = None
         try:
+            async with self._saying_not_yet(context):
+                welcome = await self._desk.join(identity, session)
             self._refuse_at_the_end()
-        except Unreachable:
-            self._desk.left(session)
+        except BaseException:  # the process may go away in between, too
+            if welcome is not None:
+                self._desk.left(session)
             raise
         return session, welcome
 
-    async def _joined(self, identity: Identity, session: EngineSession, context: Any) -> Welcome:
-        """The desk's answer. A client that waits for it hears meanwhile that the daemon lives."""
+    @asynccontextmanager
+    async def _saying_not_yet(self, context: Any) -> AsyncIterator[None]:
+        """A client that waits for its welcome hears meanwhile that the daemon lives."""
         over = asyncio.Event()
         telling = asyncio.ensure_future(self._say_not_yet(context, over))
         try:
-            return await self._desk.join(identity, session)
+            yield
         finally:
             over.set()
             await asyncio.gather(telling, return_exceptions=True)

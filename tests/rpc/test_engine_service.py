@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +18,13 @@ from kvpush_client.events import Matched, Reason, Side
 from kvpush_client.items import Advance, Reserve
 from kvpush_client.session import Session
 from kvpushd.errors import KvpushError
+from kvpushd.rpc.engine import EngineService
 from testing.front import (
     BLOCKS,
     DEADLINE,
     SENDERS,
     Daemon,
+    Desk,
     new_key,
     scheduler,
     until,
@@ -237,3 +240,32 @@ def test_a_desk_may_say_no_to_a_hello_in_its_own_words(daemon: Daemon, clients: 
     client = clients()
     client.hello(scheduler())
     assert client.refusal() == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+
+
+def test_a_process_that_goes_away_as_it_is_let_in_has_left() -> None:
+    class Waiting:
+        """A stream whose client has said hello, and reads nothing."""
+
+        def __init__(self) -> None:
+            self.writing = asyncio.Event()
+
+        async def read(self) -> engine_pb2.SessionRequest:
+            return engine_pb2.SessionRequest(hello=hello_wire.hello_to_wire(scheduler()))
+
+        async def write(self, message: engine_pb2.SessionResponse) -> None:
+            self.writing.set()
+            await asyncio.Event().wait()
+
+    async def story() -> None:
+        desk, context = Desk(), Waiting()
+        desk.hold = asyncio.Event()
+        call = asyncio.ensure_future(EngineService(desk).Session(None, context))
+        await asyncio.wait_for(context.writing.wait(), DEADLINE)
+        joined = asyncio.get_running_loop().run_in_executor(None, desk.joined.get, True, DEADLINE)
+        desk.hold.set()
+        await joined
+        call.cancel()
+        await asyncio.wait([call], timeout=DEADLINE)
+        assert desk.gone.get_nowait() == scheduler()
+
+    asyncio.run(story())
