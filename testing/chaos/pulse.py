@@ -9,8 +9,8 @@ from types import TracebackType
 
 BEAT = 0.05
 LEAST = 0.5
-"""Seconds by which a beat must be late to say something of the machine. On two cores, two ranks of vLLM that
-wait for one another after one of them was stopped had both for six seconds, and all else 1 % of one."""
+"""Seconds by which a beat must be late to say something of the machine. Two ranks of vLLM that wait for
+one another by sched_yield had both cores for six seconds, and all else 1 % of one (docs/failures.md)."""
 
 
 class Pulse:

@@ -103,10 +103,14 @@ def main() -> None:
     for module in _PRELOADED:
         importlib.import_module(module)
     from vllm import ModelRegistry
+    from vllm.distributed import utils
     from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
     from testing.clockwork import loop, model  # imports vLLM, and an EngineSpec needs none
 
+    # An engine and its ranks wait for one another by sched_yield, 100,000 times a second, and Linux 6.18 may
+    # let nobody else have their cores for seconds then. So vLLM waits on Pythons before 3.11.1.
+    utils.USE_SCHED_YIELD = False
     model.register()
     # Known by class, it is not inspected in a subprocess, which takes longer than all else of a start.
     ModelRegistry.register_model("Qwen3ForCausalLM", Qwen3ForCausalLM)

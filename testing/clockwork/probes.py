@@ -2,6 +2,7 @@
 """Questions about a running engine, for `Engine.inspect`."""
 
 import os
+import resource
 from typing import Any
 
 
@@ -22,3 +23,13 @@ def process_ids(core: Any) -> list[int]:
 def ask_connector(core: Any) -> bool:
     """Whether the connector has anything to send; asking makes it look at what it was told meanwhile."""
     return bool(core.scheduler.connector.has_pending_push_work())
+
+
+def sleeps(core: Any) -> int:
+    """How often this process lets go of its core when it waits a hundred times as for its ranks."""
+    from vllm.distributed.utils import sched_yield
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+    for _ in range(100):
+        sched_yield()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - before

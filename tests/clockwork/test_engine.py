@@ -191,6 +191,7 @@ def test_an_engine_that_cannot_start_says_why(harness, model):
 def test_two_ranks_share_the_heads_and_both_find_bytes(harness, model, prompt):
     with harness.engine("ranks", model=model, block_size=16, tensor_parallel_size=2) as engine:
         engine.ready(120)
+        assert engine.inspect("testing.clockwork.probes:sleeps") >= 50  # of 100
         assert engine.submit(prompt(70), max_tokens=8).result(60).token_ids == reference(prompt(70), 8, VOCAB)
         engine.corrupt(layer=0, head=1, position=5, byte=0)
         wrong = engine.submit(prompt(70), max_tokens=8).result(60).token_ids
